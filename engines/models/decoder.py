@@ -21,9 +21,7 @@ LargestLogits = Callable[[torch.Tensor], torch.Tensor | None]
 class Model(Protocol):
     """One rank's part of a model, as a step uses it: a `Decoder`, or a module of transformers."""
 
-    def forward(
-        self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention, num_layers: int | None = None
-    ) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
         """See `Decoder.forward`."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
@@ -58,16 +56,13 @@ class Decoder:
     norm: Callable[[torch.Tensor], torch.Tensor]
     head: VocabParallelHead
 
-    def forward(
-        self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention, num_layers: int | None = None
-    ) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
         """Compute hidden states before the final norm. input_ids: [num_rows], int64 -> [num_rows, hidden].
 
-        num_layers: compute only the first num_layers layers. Measurements use it to find the cost that does not depend
-            on the number of layers.
+        cache: also tells the number of layers to compute. For measurements, it has fewer than the model.
         """
         x, residual = self.embedding(input_ids, step.positions), None
-        for layer in self.layers[:num_layers]:
+        for layer in self.layers[: len(cache.layers)]:
             x, residual = layer(x, residual, cache, step)
         return x if residual is None else residual + x
 

@@ -51,24 +51,21 @@ class DummyWeights(WeightSource):
         super().__init__(storage, compute, device, pack)
         self._stored = _DTYPES.get(stored, torch.float32)
 
-    def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+    def rows(
+        self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...], exact: bool = False
+    ) -> torch.Tensor:
+        if len(names) == 1:
+            if any(shard.stop > shape[0] for shard in shards):
+                raise BadCheckpoint(f"tensor {names[0]!r} has only {shape[0]} rows")
+            names = [names[0]] * len(shards)
         out = self._empty((sum(shard.size for shard in shards), *shape[1:]))
         width = math.prod(shape[1:])
         start = 0
-        names = [names[0]] * len(shards) if len(names) == 1 else names
         for name, shard in zip(names, shards, strict=True):
             part = out[start : start + shard.size]
             self._fill(part.view(1, -1), name, shard.start * width, 0)
             start += shard.size
-        return out
-
-    def pieces(
-        self, name: str, shards: Sequence[Shard], shape: tuple[int, ...], exact: bool = False
-    ) -> torch.Tensor:
-        if any(shard.stop > shape[0] for shard in shards):
-            raise BadCheckpoint(f"tensor {name!r} has only {shape[0]} rows")
-        found = self.rows([name] * len(shards), shards, shape)
-        return found.float() if exact else found
+        return out.float() if exact else out
 
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         if shard.stop > shape[1]:

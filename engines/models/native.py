@@ -51,7 +51,6 @@ class RecordedModel:
         team: Team,
         max_tokens: int,
         max_logits: int,
-        num_layers: int | None,
         *,
         screened: bool,
     ) -> None:
@@ -63,7 +62,7 @@ class RecordedModel:
             NotRecorded: the model needs an operation that is not native.
         """
         self._team = team
-        self._forward = record_forward(model, cache, tables, team, max_tokens, num_layers)
+        self._forward = record_forward(model, cache, tables, team, max_tokens)
         hidden = self._forward.result
         self._logits = _record_head(model.logits, hidden, team, max_logits)
         self.largest_logits: LargestLogits | None = None
@@ -86,11 +85,10 @@ class EagerModel:
 
     largest_logits = None
 
-    def __init__(self, model: Model, cache: Any, team: Team, num_layers: int | None) -> None:
+    def __init__(self, model: Model, cache: Any, team: Team) -> None:
         self._model = model
         self._cache = cache
         self._layers = NativeLayers(team)
-        self._num_layers = num_layers
         self._hidden = torch.empty(0)
 
     @torch.inference_mode()
@@ -99,16 +97,14 @@ class EagerModel:
         attention = NativeStepAttention(
             self._layers, step_input.step, step_input.positions.long(), step_input.slots
         )
-        self._hidden = self._model.forward(step_input.ids.long(), self._cache, attention, self._num_layers)
+        self._hidden = self._model.forward(step_input.ids.long(), self._cache, attention)
 
     @torch.inference_mode()
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
         return self._model.logits(self._hidden[places])
 
 
-def record_forward(
-    model: Model, cache: Any, tables: RotaryTables, team: Team, max_rows: int, num_layers: int | None
-) -> Recording:
+def record_forward(model: Model, cache: Any, tables: RotaryTables, team: Team, max_rows: int) -> Recording:
     """Record the layers. A run returns the hidden states before the final norm, [num_rows, hidden].
 
     cache: a `NativeKvCache`.
@@ -117,7 +113,7 @@ def record_forward(
         NotRecorded: the model needs an operation that is not native.
     """
     recorder = Recorder(team, max_rows)
-    hidden = model.forward(recorder.ids, cache, RecordedAttention(recorder.positions, tables), num_layers)
+    hidden = model.forward(recorder.ids, cache, RecordedAttention(recorder.positions, tables))
     return bind(recorder, _rows(hidden))
 
 

@@ -15,7 +15,6 @@ from engines.layers.embedding import Table, VocabParallelEmbedding, VocabParalle
 from engines.layers.mlp import GatedMlp, Mlp, MoeMlp
 from engines.layers.norm import Norm
 from engines.models.config import ExpertsConfig, ModelConfig
-from engines.models.config.weight_names import FusedQkv
 from engines.models.weights import WeightSource
 from engines.parallel import Communicator
 from engines.partition import HeadShare, Shard, split_evenly, split_heads
@@ -128,7 +127,7 @@ class Parts:
         """
         hidden = self.config.hidden_size
         if self.config.transposed:
-            weight = self.weights.pieces(f"{name}.weight", [shard], (inputs, hidden)).t().contiguous()
+            weight = self.weights.rows([f"{name}.weight"], [shard], (inputs, hidden)).t().contiguous()
         else:
             weight = self.weights.column_block(f"{name}.weight", shard, (hidden, inputs))
         bias = self.weights.tensor(f"{name}.bias", (hidden,)) if biased else None
@@ -180,7 +179,7 @@ def _positions(parts: Parts) -> Table | None:
         return None
     rows = Shard(spec.first, spec.first + spec.num_rows)
     shape = (rows.stop, parts.config.hidden_size)
-    table = parts.weights.pieces(f"{parts.prefix}{spec.name}.weight", [rows], shape)
+    table = parts.weights.rows([f"{parts.prefix}{spec.name}.weight"], [rows], shape)
     packed = lmi_kernels.pack(table)
     return table if packed.native is None else packed
 
@@ -190,8 +189,8 @@ def attention(parts: Parts, layer: int) -> SelfAttention:
     names = [prefix + name for name in config.names.qkv]
     heads = [share.queries, share.kv_heads, share.kv_heads]
     if len(names) == 1:
-        grouped = config.names.fused_qkv is FusedQkv.GROUPED
-        heads = _grouped_heads(config, share) if grouped else _stacked_heads(config, share)
+        make_ranges = _grouped_heads if config.names.grouped_qkv else _stacked_heads
+        heads = make_ranges(config, share)
     rows = [piece.scaled(config.head_dim) for piece in heads]
     shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)
     qkv = parts.column_parallel(names, rows, shape, config.qkv_bias)
@@ -205,14 +204,14 @@ def attention(parts: Parts, layer: int) -> SelfAttention:
 
 
 def _stacked_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
-    """Return the ranges of this rank's heads in a `FusedQkv.STACKED` projection, in units of heads."""
+    """Return the ranges of this rank's heads in a fused projection that is not grouped, in units of heads."""
     keys, values = config.num_heads, config.num_heads + config.num_kv_heads
     start, stop = mine.kv_heads.start, mine.kv_heads.stop
     return [mine.queries, Shard(keys + start, keys + stop), Shard(values + start, values + stop)]
 
 
 def _grouped_heads(config: ModelConfig, mine: HeadShare) -> list[Shard]:
-    """Return the ranges of this rank's heads in a `FusedQkv.GROUPED` projection, in units of heads."""
+    """Return the ranges of this rank's heads in a grouped projection, in units of heads."""
     share = config.num_heads // config.num_kv_heads
     queries, keys_values = [], []
     for group in range(mine.kv_heads.start, mine.kv_heads.stop):

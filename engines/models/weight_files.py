@@ -19,18 +19,32 @@ class StoredTensor:
     dtype: str
     """Dtype as the header names it, such as `BF16`."""
     shape: tuple[int, ...]
+    file: Path
+    offset: int
+    """Offset of its first byte in the file."""
 
 
 def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
     """Read the headers of the model's files, up to the first damaged file."""
     for path in weight_files(folder):
         try:
-            with safe_open(path, "np") as file:
-                for name in file.keys():  # noqa: SIM118  not a mapping
-                    tensor = file.get_slice(name)
-                    yield StoredTensor(name, tensor.get_dtype(), tuple(tensor.get_shape()))
+            yield from read_header(path)
         except (SafetensorError, OSError):
             return
+
+
+def read_header(path: Path) -> list[StoredTensor]:
+    """Return the tensors of a file, by name. Raises SafetensorError, OSError."""
+    with safe_open(path, "np"):
+        pass  # The header is complete, and its tensors cover the rest of the file.
+    with path.open("rb") as raw:
+        length = int.from_bytes(raw.read(8), "little")
+        header = json.loads(raw.read(length))
+    header.pop("__metadata__", None)
+    return [
+        StoredTensor(name, info["dtype"], tuple(info["shape"]), path, 8 + length + info["data_offsets"][0])
+        for name, info in sorted(header.items())
+    ]
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -53,19 +53,13 @@ class WeightSource(ABC):
         return False
 
     @abstractmethod
-    def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
+    def rows(
+        self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...], exact: bool = False
+    ) -> torch.Tensor:
         """Return rows `shards[i]` of tensor `names[i]`, or of the only one, stacked along the first dimension.
 
-        shape: shape of all these tensors stacked, before sharding.
-        """
-
-    @abstractmethod
-    def pieces(
-        self, name: str, shards: Sequence[Shard], shape: tuple[int, ...], exact: bool = False
-    ) -> torch.Tensor:
-        """Return several row ranges of one tensor, stacked.
-
-        shape: shape of the whole tensor; exact: return the stored values in fp32, without rounding.
+        shape: shape of all these tensors stacked, before sharding; exact: return the stored values in fp32, without
+            rounding.
         """
 
     def row_blocks(
@@ -98,7 +92,7 @@ class WeightSource(ABC):
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a whole tensor. Every rank has its own copy."""
-        return self.pieces(name, [Shard(0, shape[0])], shape)
+        return self.rows([name], [Shard(0, shape[0])], shape)
 
     def columns(self, name: str, shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         """Return some columns of a matrix of `shape`, as [shape[0], shard.size]."""
@@ -166,8 +160,10 @@ class _Checkpoint(WeightSource):
                 self._peers.exchange_columns(matrix, columns, target)
         return out
 
-    def rows(self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]) -> torch.Tensor:
-        return self._read_rows(self._name_each(names, shards, shape), shards)[0]
+    def rows(
+        self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...], exact: bool = False
+    ) -> torch.Tensor:
+        return self._read_rows(self._name_each(names, shards, shape), shards, exact)[0]
 
     def row_blocks(
         self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, int]
@@ -183,22 +179,15 @@ class _Checkpoint(WeightSource):
         self, names: Sequence[str], shards: Sequence[Shard], shape: tuple[int, ...]
     ) -> Sequence[str]:
         """Check that the tensors, stacked, have `shape`, and return a name for each shard."""
-        if len(names) < len(shards):
-            (name,) = names
-            self._check(name, shape)
-            return [name] * len(shards)
+        if len(names) == 1:
+            self._check(names[0], shape)
+            return [names[0]] * len(shards)
         for name in names:
             self._check(name, (None, *shape[1:]))
         if sum(self._files.shape(name)[0] for name in names) != shape[0]:
             found = " and ".join(f"{name!r} has {self._files.shape(name)[0]}" for name in names)
             raise BadCheckpoint(f"of {shape[0]} rows that config.json asks for, tensor {found}")
         return names
-
-    def pieces(
-        self, name: str, shards: Sequence[Shard], shape: tuple[int, ...], exact: bool = False
-    ) -> torch.Tensor:
-        self._check(name, shape)
-        return self._read_rows([name] * len(shards), shards, exact)[0]
 
     def stacked_columns(self, names: Sequence[str], shard: Shard, shape: tuple[int, int]) -> torch.Tensor:
         for name in names:

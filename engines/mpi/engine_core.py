@@ -54,7 +54,7 @@ class EngineCore:
         sampler: Sampler,
         stopwatch: Stopwatch,
         trace: StepTrace,
-        largest_step: LargestStep | None = None,
+        largest_step: LargestStep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """largest_step: the step that memory was measured for; settings that allow a larger one are refused.

@@ -54,7 +54,7 @@ class Sampler:
         edges = find_edges(changed, plan)
         if plan.typical:
             edges.ban_others(changed, plan.typical)
-            typical_p(changed, SamplingBatch(rows, []))
+            typical_p(changed, plan)
         chosen, finite = choose(changed, rows, plan, edges)
         if plan.restricted:
             finite[plan.restricted] &= logits[plan.restricted].amax(dim=-1).isfinite()

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from engines.sampling.batch import SamplingBatch
+from engines.sampling.plan import SamplingPlan
 from lmi_kernels import nucleus_edge
 
 _LEAST_HEAT = 1e-30
@@ -16,21 +16,15 @@ _ENTROPY_UNIT = 2.0**56
 """Fixed-point unit of entropy. Entropy is at most log(vocab_size), below 2**4, so sums stay far below 2**63."""
 
 
-def typical_p(logits: torch.Tensor, batch: SamplingBatch) -> None:
+def typical_p(logits: torch.Tensor, plan: SamplingPlan) -> None:
     """Keep the tokens whose -log p is nearest to the entropy, up to probability typical_p, with ties; ban the others.
 
-    logits: [num_rows, vocab_size], fp32, changed in place in rows with typical_p.
+    logits: [num_rows, vocab_size], fp32, changed in place in the rows `plan.typical`, which must not be empty.
     """
-    asking = {
-        i: row.params for i, row in enumerate(batch.rows) if row.params.sampled and row.params.typical_p < 1.0
-    }
-    if not asking:
-        return
-    rows = torch.tensor([*asking], device=logits.device)
-    masses = [each.typical_p for each in asking.values()]
-    temperatures = [max(each.temperature, _LEAST_HEAT) for each in asking.values()]
+    rows = torch.tensor(plan.typical, device=logits.device)
+    masses = [plan.params[i].typical_p for i in plan.typical]
     picked = logits[rows]
-    heated = picked / torch.tensor(temperatures, device=logits.device)[:, None]
+    heated = picked / plan.temperature[rows].clamp(min=_LEAST_HEAT)[:, None]
     logprobs = heated.log_softmax(dim=-1)
     probabilities = heated.softmax(dim=-1)
     # Clamped because -inf * 0 is NaN. Summed as integers, so that the order does not matter.

@@ -21,6 +21,7 @@ from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.runner.decode_graphs import DecodeGraphs
 from engines.mpi.runner.executor import StepExecutor
+from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.loading import DTYPES, load_model
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
@@ -129,7 +130,8 @@ class Engine:
         scheduler = Scheduler(SchedulerConfig(settings, policy), blocks, limits.max_model_len, vocab_size)
         executor = StepExecutor(self.runner.steps, self.comm, self._board, self.stopwatch)
         sampler = Sampler(vocab_size, self.device)
-        core = EngineCore(scheduler, blocks, executor, sampler, self.stopwatch, StepTrace(""))
+        largest = LargestStep.of(settings, limits.max_model_len)
+        core = EngineCore(scheduler, blocks, executor, sampler, self.stopwatch, StepTrace(""), largest)
         return Running(core, scheduler, blocks)
 
     def fill_cache(self) -> None:

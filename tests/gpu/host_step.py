@@ -278,7 +278,8 @@ def measure(load: Load, folder: Path) -> list[Step]:
     board = StatusBoard.create(folder / "board", 1)
     executor = StepExecutor(steps, Communicator(), board, stopwatch)
     sampler = Sampler(_VOCAB_SIZE, torch.device("cpu"))
-    core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, StepTrace(""))
+    largest = LargestStep.of(settings, _MAX_MODEL_LEN)
+    core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, StepTrace(""), largest)
     front = _Client(f"ipc://{folder}/front", load, steps, phases)
     leader = Leader(core, board, stopwatch)
     for owner, method, name in (

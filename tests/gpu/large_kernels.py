@@ -108,7 +108,7 @@ def choices(context: Context) -> tuple[float, float]:
 def decode_once(q: torch.Tensor, kv: PagedKv) -> torch.Tensor:
     """Plan and run decode attention. q: [num_seqs, num_heads, head_dim]."""
     rules = ScoreRules(q.shape[-1] ** -0.5)
-    plan = lmi_kernels.plan_decode(kv.sequences, kv.pool.shape[1], kv.pool.shape[4], rules)
+    plan = lmi_kernels.plan_decode(kv.sequences, kv.pool.shape[1], kv.pool.shape[4], rules.window)
     out = torch.full_like(q, torch.nan)
     lmi_kernels.decode_attention(q, kv.pool, kv.sequences, plan, rules, out)
     return out

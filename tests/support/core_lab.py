@@ -18,6 +18,7 @@ from engines.models.loading import describe
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.runner.executor import StepExecutor
+from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.loading import LoadedModel
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.trace import StepTrace
@@ -105,7 +106,9 @@ class CoreLab:
         scheduler = Scheduler(SchedulerConfig(settings, mode.policy), blocks, self._max_model_len, vocab_size)
         executor = StepExecutor(runner.steps, Communicator(), self._board, self._stopwatch)
         sampler = Sampler(vocab_size, torch.device("cpu"))
-        core = EngineCore(scheduler, blocks, executor, sampler, self._stopwatch, trace or StepTrace(""))
+        trace = trace or StepTrace("")
+        largest = LargestStep.of(settings, self._max_model_len)
+        core = EngineCore(scheduler, blocks, executor, sampler, self._stopwatch, trace, largest)
         return Running(core, scheduler, blocks, self._stopwatch)
 
     def _runner(self, paged: bool) -> LoadedModel:

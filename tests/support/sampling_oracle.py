@@ -46,13 +46,20 @@ def truncate(logits: torch.Tensor, batch: SamplingBatch) -> None:
     find_edges(logits, plan).ban_others(logits, plan.sampled)
 
 
-ALL_STEPS: tuple[LogitsStep, ...] = (*STEPS, truncate, typical_p)
+def keep_typical(logits: torch.Tensor, batch: SamplingBatch) -> None:
+    """Apply typical_p as a step."""
+    plan = SamplingPlan([row.params for row in batch.rows], logits.shape[1], logits.device)
+    if plan.typical:
+        typical_p(logits, plan)
+
+
+ALL_STEPS: tuple[LogitsStep, ...] = (*STEPS, truncate, keep_typical)
 """All steps, including those that apply only to sampled rows."""
 _STEPS: dict[str, LogitsStep] = {
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), penalties),
     "logit_bias": logit_bias,
     **dict.fromkeys(("bad_words", "min_new_tokens"), bans),
-    "typical_p": typical_p,
+    "typical_p": keep_typical,
 }
 
 

@@ -85,7 +85,7 @@ def _nothing_shared(core: CoreLab, report: Report) -> None:
 
 def _time_cache(running: Running) -> dict[str, float]:
     """Count the seconds in each method of the prefix cache from now on, including the cost of the clock."""
-    if not isinstance(running.blocks, PagedBlocks) or running.blocks.prefix_cache is None:
+    if not isinstance(running.blocks, PagedBlocks):
         raise TypeError("this engine has no prefix cache")
     spent = dict.fromkeys(_METHODS, 0.0)
 

@@ -6,7 +6,7 @@ from engines.models.config.alibi import alibi_slopes
 from engines.models.config.attention import AttentionSpec
 from engines.models.config.description import ModelConfig, NormSpec
 from engines.models.config.fields import Fields, UnsupportedModel
-from engines.models.config.weight_names import FusedQkv, WeightNames
+from engines.models.config.weight_names import WeightNames
 
 _NAMES = WeightNames(
     prefix="transformer.",
@@ -15,7 +15,7 @@ _NAMES = WeightNames(
     last_norm="ln_f",
     layer="h.{}.",
     qkv=("self_attention.query_key_value",),
-    fused_qkv=FusedQkv.GROUPED,
+    grouped_qkv=True,
     attention_output="self_attention.dense",
     mlp_inputs=("mlp.dense_h_to_4h",),
     mlp_output="mlp.dense_4h_to_h",

@@ -11,7 +11,7 @@ from engines.models.config.alibi import alibi_slopes
 from engines.models.config.attention import AttentionSpec
 from engines.models.config.description import ModelConfig, NormSpec
 from engines.models.config.fields import Fields, UnsupportedModel
-from engines.models.config.weight_names import FusedQkv, WeightNames
+from engines.models.config.weight_names import WeightNames
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -81,7 +81,7 @@ def _names(num_norms: int, parallel: bool) -> WeightNames:
         attention_norm="ln_attn" if two else "input_layernorm",
         mlp_norm="ln_mlp" if two else None if parallel else "post_attention_layernorm",
         qkv=("self_attention.query_key_value",),
-        fused_qkv=FusedQkv.GROUPED,
+        grouped_qkv=True,
         attention_output="self_attention.dense",
         mlp_inputs=("mlp.dense_h_to_4h",),
         mlp_output="mlp.dense_4h_to_h",

@@ -6,7 +6,7 @@ from engines.models.config.activation import activation
 from engines.models.config.attention import AttentionSpec
 from engines.models.config.description import ModelConfig, NormSpec
 from engines.models.config.fields import Fields
-from engines.models.config.weight_names import FusedQkv, WeightNames
+from engines.models.config.weight_names import WeightNames
 
 _NAMES = WeightNames(
     prefix="gpt_neox.",
@@ -14,7 +14,7 @@ _NAMES = WeightNames(
     last_norm="final_layer_norm",
     head="embed_out",
     qkv=("attention.query_key_value",),
-    fused_qkv=FusedQkv.GROUPED,
+    grouped_qkv=True,
     attention_output="attention.dense",
     mlp_inputs=("mlp.dense_h_to_4h",),
     mlp_output="mlp.dense_4h_to_h",

@@ -3,16 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-
-
-class FusedQkv(Enum):
-    """Order of the rows in a fused qkv projection."""
-
-    STACKED = "stacked"
-    """All queries, then all keys, then all values."""
-    GROUPED = "grouped"
-    """For each KV head: its query heads, its key, its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +27,9 @@ class WeightNames:
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     """Three projections, or one fused projection."""
-    fused_qkv: FusedQkv = FusedQkv.STACKED
+    grouped_qkv: bool = False
+    """Order of the rows in a fused projection. True: for each KV head, its query heads, its key, its value. False: all
+    queries, then all keys, then all values."""
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     attention_output: str = "self_attn.o_proj"

@@ -273,7 +273,7 @@ class _Builder:
             heads = share.queries
         # Rounding these would change, for example, which experts are chosen.
         exact = any(part in name for part in self._module._keep_in_fp32_modules_strict or ())
-        found = self._weights.pieces(self._name(name), [heads], shape, exact)
+        found = self._weights.rows([self._name(name)], [heads], shape, exact)
         # On a CPU everything except linear layers is computed in fp32.
         return found.float() if found.device.type == "cpu" else found
 

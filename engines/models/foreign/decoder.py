@@ -36,23 +36,21 @@ class ForeignDecoder:
         self._step_state = step_state
         self._leads = leads
 
-    def forward(
-        self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention, num_layers: int | None = None
-    ) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
         """Compute hidden states after the final norm. input_ids: [num_rows], int64 -> [num_rows, hidden].
 
         Raises:
             UnsupportedAttention: the module attends in a way that this engine does not support.
         """
         self._step_state.begin(step, cache)
-        with self._first_layers(num_layers):
+        with self._first_layers(len(cache.layers)):
             result = self._base(
                 input_ids=input_ids[None],
                 position_ids=step.positions[None],
                 use_cache=False,
                 return_dict=True,
             )
-        self._step_state.end(len(cache.layers) if num_layers is None else num_layers)
+        self._step_state.end(len(cache.layers))
         hidden: torch.Tensor = result.last_hidden_state[0]
         return hidden
 
@@ -68,9 +66,9 @@ class ForeignDecoder:
         return logits
 
     @contextmanager
-    def _first_layers(self, count: int | None) -> Iterator[None]:
+    def _first_layers(self, count: int) -> Iterator[None]:
         """Keep only the first `count` layers inside the context."""
-        if count is None:
+        if count == self._base.config.num_hidden_layers:
             yield
             return
         owner, name, layers = self._layers()

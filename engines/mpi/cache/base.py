@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from engines.mpi.cache.block_pool import BlockPool
 from engines.mpi.cache.window import Window, blocks_needed
 from engines.mpi.scheduler.sequence import Sequence
 
@@ -21,13 +22,14 @@ class BlockManager(ABC):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._window = window
+        self._pool = BlockPool(num_blocks)
         self._promised: dict[Sequence, int] = {}
         """Blocks promised to each admitted sequence and not taken yet."""
 
     @property
-    @abstractmethod
     def num_free(self) -> int:
         """Free blocks, promised or not."""
+        return self._pool.num_free
 
     @property
     def num_cached(self) -> int:

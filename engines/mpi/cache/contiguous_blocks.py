@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from engines.mpi.cache.base import BlockManager
-from engines.mpi.cache.block_pool import BlockPool
 from engines.mpi.scheduler.sequence import Sequence
 
 
 class ContiguousBlocks(BlockManager):
     """One consecutive run per sequence, large enough for its worst case. Nothing is shared, promised or cached."""
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)
-        self._pool = BlockPool(num_blocks)
-
-    @property
-    def num_free(self) -> int:
-        return self._pool.num_free
 
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
         self._check_admission(sequence)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engines.mpi.cache.base import BlockManager
-from engines.mpi.cache.block_pool import BlockPool
 from engines.mpi.cache.prefix_cache import PrefixCache
 from engines.mpi.cache.window import Window
 from engines.mpi.scheduler.sequence import Sequence
@@ -24,9 +23,10 @@ class PagedBlocks(BlockManager):
     def __init__(
         self, num_blocks: int, block_size: int, prefix_caching: bool = False, window: Window | None = None
     ) -> None:
+        """prefix_caching: whether to add pages to the prefix cache. Otherwise it stays empty."""
         super().__init__(num_blocks, block_size, window)
-        self.prefix_cache = PrefixCache(block_size, window) if prefix_caching else None
-        self._pool = BlockPool(num_blocks)
+        self.prefix_cache = PrefixCache(block_size, window)
+        self._prefix_caching = prefix_caching
         self._ref_counts = [0] * num_blocks
         """Number of sequences that hold each block, without those in `_sliding`."""
         self._sliding_counts = [0] * num_blocks
@@ -38,12 +38,8 @@ class PagedBlocks(BlockManager):
         self._num_promised = 0
 
     @property
-    def num_free(self) -> int:
-        return self._pool.num_free
-
-    @property
     def num_cached(self) -> int:
-        return self.prefix_cache.num_idle if self.prefix_cache is not None else 0
+        return self.prefix_cache.num_idle
 
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
         self._check_admission(sequence)
@@ -53,7 +49,7 @@ class PagedBlocks(BlockManager):
         watermark = 0 if reserve else watermark
         room = self._room - watermark
         hits: list[int] = []
-        if self.prefix_cache is not None and sequence.request.sampling.prompt_logprobs is None:
+        if sequence.request.sampling.prompt_logprobs is None:
             if not slides and needed - max(0, sequence.num_tokens - 1) // self.block_size > room:
                 return False  # Does not fit even if all its full pages are cached and held by others.
             hits = self.prefix_cache.find(sequence)
@@ -68,7 +64,7 @@ class PagedBlocks(BlockManager):
         num_uncharged = len(held) if slides else sum(not self._ref_counts[block] for block in held)
         if num_missing + num_uncharged > room:
             return False
-        if hits and self.prefix_cache is not None:
+        if hits:
             self.prefix_cache.hold(sequence, hits, len(hits) - len(held))
         if slides:
             self._sliding.add(sequence)
@@ -99,7 +95,7 @@ class PagedBlocks(BlockManager):
         return True
 
     def cache_full_pages(self, sequence: Sequence) -> None:
-        if self.prefix_cache is not None:
+        if self._prefix_caching:
             self.prefix_cache.add_full_pages(sequence)
 
     def fork(self, source: Sequence, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]] | None:
@@ -131,8 +127,7 @@ class PagedBlocks(BlockManager):
         copied = (self._allocate(sequence, 1) or []) if num_copied else []
         sequence.block_table = shared + copied
         sequence.num_computed_tokens = num_tokens
-        if self.prefix_cache is not None:
-            self.prefix_cache.share(source, sequence)
+        self.prefix_cache.share(source, sequence)
         return [(source.block_table[num_full], block) for block in copied]
 
     def release(self, sequence: Sequence) -> None:
@@ -176,8 +171,7 @@ class PagedBlocks(BlockManager):
             raise RuntimeError(
                 f"sequences are charged for {num_charged} blocks, but {self._num_charged} are counted"
             )
-        if self.prefix_cache is not None:
-            self.prefix_cache.check(held)
+        self.prefix_cache.check(held)
         if not free.isdisjoint(held) or len(free) + self.num_cached + len(held) != self.num_blocks:
             raise RuntimeError(
                 f"{len(free)} free, {self.num_cached} cached and {len(held)} used blocks do not add up to"
@@ -205,7 +199,7 @@ class PagedBlocks(BlockManager):
         self._reduce_promise(sequence, promised)
         num_free = self._pool.num_free
         blocks = self._pool.allocate(min(count, num_free))
-        if count > num_free and self.prefix_cache is not None:
+        if count > num_free:
             blocks += sorted(self.prefix_cache.evict(count - num_free))
         self._add_holder(sequence, blocks)
         return blocks
@@ -240,8 +234,7 @@ class PagedBlocks(BlockManager):
     def _drop(self, sequence: Sequence) -> None:
         """Release all blocks that the sequence holds."""
         self._remove_holder(sequence, sequence.block_table[sequence.num_freed_blocks :][::-1])
-        if self.prefix_cache is not None:
-            self.prefix_cache.forget(sequence)
+        self.prefix_cache.forget(sequence)
 
     def _remove_holder(self, sequence: Sequence, blocks: list[int]) -> None:
         """Remove the sequence as a holder of the blocks. Blocks without a holder stay in the prefix cache or become
@@ -254,9 +247,7 @@ class PagedBlocks(BlockManager):
             self._num_charged -= slides or not counts[block]
             if not (self._ref_counts[block] or self._sliding_counts[block]):
                 idle.append(block)
-        if self.prefix_cache is not None:
-            idle = self.prefix_cache.retain(idle)
-        self._pool.free(idle)
+        self._pool.free(self.prefix_cache.retain(idle))
 
     def _first_block(self, position: int) -> int:
         """Return the block-table index of the first block that a token at this position sees."""

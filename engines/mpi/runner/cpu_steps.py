@@ -35,20 +35,11 @@ class CpuBatch:
 class CpuSteps:
     """`StepRunner` for CPUs without native kernels."""
 
-    def __init__(
-        self,
-        model: Model,
-        cache: KvCache,
-        tables: RotaryTables,
-        stopwatch: Stopwatch,
-        num_layers: int | None = None,
-    ) -> None:
-        """num_layers: compute only this many layers, to measure costs that do not depend on their number."""
+    def __init__(self, model: Model, cache: KvCache, tables: RotaryTables, stopwatch: Stopwatch) -> None:
         self._model = model
         self._cache = cache
         self._rotary_tables = tables
         self._stopwatch = stopwatch
-        self._num_layers = num_layers
         self._tables = BlockTables()
 
     @torch.inference_mode()
@@ -82,7 +73,7 @@ class CpuSteps:
     def compute(
         self, batch: CpuBatch, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
-        hidden = self._model.forward(batch.input_ids, self._cache, batch.attention, self._num_layers)
+        hidden = self._model.forward(batch.input_ids, self._cache, batch.attention)
         layout = batch.layout
         return host_result(
             layout.last_rows.tolist(),

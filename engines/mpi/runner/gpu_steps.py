@@ -35,7 +35,7 @@ from engines.parallel import Communicator
 from engines.sampling.batch import SamplingRow
 from engines.sampling.device import DeviceSampler
 from engines.stopwatch import Stopwatch
-from lmi_kernels import PagedSequences, ScoreRules
+from lmi_kernels import PagedSequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,9 @@ class GpuSteps:
         comm: Communicator,
         largest: LargestStep,
         stopwatch: Stopwatch,
-        num_layers: int | None = None,
     ) -> None:
         """num_kv_heads: KV heads of this rank.
         largest: limits of the tables on the device.
-        num_layers: as in `CpuSteps`.
         """
         device = cache.layers[0].device
         if device.type == "cuda":
@@ -96,7 +94,6 @@ class GpuSteps:
         self._sampler: DeviceSampler | None = None
         if comm.rank == 0:
             self._sampler = DeviceSampler(config.vocab_size, largest.num_seqs, device)
-        self._num_layers = num_layers
         self._graphs = DecodeGraphs(self._decode, device, graph_recorder(device))
 
     @torch.inference_mode()
@@ -186,7 +183,7 @@ class GpuSteps:
             attention = replace(
                 attention, prefills=prefills, cu_seqlens_q=chunk_starts, max_query_len=layout.max_query_len
             )
-        hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
+        hidden = self._model.forward(input_ids, self._cache, attention)
         scores: list[list[PromptLogprob]] = []
         if batch.scored_rows is not None:
             scores = score_prompts(
@@ -211,7 +208,7 @@ class GpuSteps:
             counting[:-1], counting, starts, rows, token_ids
         )
         attention = self._attention(positions, slot_mapping, rows, seq_lens, len(rows))
-        hidden = self._model.forward(input_ids, self._cache, attention, self._num_layers)
+        hidden = self._model.forward(input_ids, self._cache, attention)
         return self._sample(hidden, rows.long(), positions + 1)
 
     def _inputs(
@@ -236,9 +233,7 @@ class GpuSteps:
     ) -> PagedStepAttention:
         singles = PagedSequences(self._block_tables, rows[:num_singles], seq_lens[:num_singles])
         plans = {
-            window: lmi_kernels.plan_decode(
-                singles, self._num_kv_heads, self._head_dim, ScoreRules(1.0, window)
-            )
+            window: lmi_kernels.plan_decode(singles, self._num_kv_heads, self._head_dim, window)
             for window in (self._windows if num_singles else ())
         }
         return PagedStepAttention(positions, slot_mapping, self._rotary_tables, singles, plans)

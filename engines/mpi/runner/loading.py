@@ -182,14 +182,12 @@ class _ModelPart:
     def kv_bytes_per_token(self) -> int:
         return self.model_config.kv_bytes_per_token(self.kv_dtype, self.comm.world_size)
 
-    def make_steps(
-        self, step: LargestStep, cache: KvCache | NativeKvCache, num_layers: int | None = None
-    ) -> StepRunner:
+    def make_steps(self, step: LargestStep, cache: KvCache | NativeKvCache) -> StepRunner:
         if isinstance(cache, NativeKvCache):
             if self.team is None:
                 raise ValueError("a native KV cache requires native kernels")
             return NativeSteps(
-                self._native_model(step, cache, self.team, num_layers),
+                self._native_model(step, cache, self.team),
                 cache,
                 StepInput(
                     self.team.library,
@@ -211,15 +209,12 @@ class _ModelPart:
                 self.comm,
                 step,
                 self.stopwatch,
-                num_layers,
             )
-        return CpuSteps(self.model, cache, self.tables, self.stopwatch, num_layers)
+        return CpuSteps(self.model, cache, self.tables, self.stopwatch)
 
-    def _native_model(
-        self, step: LargestStep, cache: NativeKvCache, team: Team, num_layers: int | None
-    ) -> NativeModel:
+    def _native_model(self, step: LargestStep, cache: NativeKvCache, team: Team) -> NativeModel:
         if not self.recorded:
-            return EagerModel(self.model, cache, team, num_layers)
+            return EagerModel(self.model, cache, team)
         max_logits = max(step.num_decodes, min(SCORED_TOKENS, step.num_tokens))
         return RecordedModel(
             self.model,
@@ -228,7 +223,6 @@ class _ModelPart:
             team,
             step.num_tokens,
             max_logits,
-            num_layers,
             screened=self.screened,
         )
 
@@ -240,7 +234,7 @@ class _ModelPart:
             num_layers = min(num_layers, _PROFILED_LAYERS)
 
         def steps() -> StepRunner:
-            return self.make_steps(step, self._new_cache(NUM_BLOCKS, block_size, num_layers), num_layers)
+            return self.make_steps(step, self._new_cache(NUM_BLOCKS, block_size, num_layers))
 
         def compute() -> None:
             run_largest(step, steps(), block_size, self.model_config.vocab_size, self.device)
@@ -312,7 +306,7 @@ class _ModelPart:
         """Whether the model can be recorded as a native program."""
         cache = self._new_cache(1, 1, self.model_config.num_layers)
         try:
-            record_forward(self.model, cache, self.tables, team, 1, None)
+            record_forward(self.model, cache, self.tables, team, 1)
         except NotRecorded as reason:
             logger.info("native kernels are called one by one: %s", reason)
             return False

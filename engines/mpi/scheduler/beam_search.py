@@ -46,8 +46,6 @@ class BeamResult(NamedTuple):
     """Log-probability of each token after penalties and bans, as given in the candidates."""
     finish_reason: FinishReason
     """`EOS_TOKEN` or `LENGTH`."""
-    score: float
-    """Sum of the log-probabilities / number of tokens ** length_penalty."""
 
 
 class BeamSearch:
@@ -125,7 +123,7 @@ class BeamSearch:
 
     def best(self) -> BeamResult:
         """Return the best hypothesis. The search must be over."""
-        score, last = self._finished[0]
+        _, last = self._finished[0]
         token_ids, logprobs = [], []
         hypothesis = last
         while hypothesis.parent is not None:
@@ -134,7 +132,7 @@ class BeamSearch:
             hypothesis = hypothesis.parent
         ended = last.token_id in self._stop_token_ids
         reason = FinishReason.EOS_TOKEN if ended else FinishReason.LENGTH
-        return BeamResult(tuple(token_ids[::-1]), tuple(logprobs[::-1]), reason, score)
+        return BeamResult(tuple(token_ids[::-1]), tuple(logprobs[::-1]), reason)
 
     def _ranked(self, candidates: Sequence[TokenLogprobs]) -> list[tuple[float, int, int, int, float]]:
         """Return (negated total, parent's rank, token id, parent's place, log-probability) of each candidate, the

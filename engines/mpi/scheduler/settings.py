@@ -29,18 +29,17 @@ class InvalidSettings(Exception):
 
 
 def apply_changes(
-    settings: SchedulerSettings, changes: Mapping[str, SettingValue], largest_step: LargestStep | None
+    settings: SchedulerSettings, changes: Mapping[str, SettingValue], largest_step: LargestStep
 ) -> SchedulerSettings:
     """Return the settings with these changes.
 
-    largest_step: the step that memory was measured for at startup; no step may become larger. None: no limit.
+    largest_step: the step that memory was measured for at startup; no step may become larger.
 
     Raises:
         InvalidSettings: a value is not accepted, or a setting does not exist.
     """
-    refused = {name: why for name, value in changes.items() if (why := _problem(name, value))}
-    if largest_step is not None:
-        refused = {**_too_large(changes, largest_step), **refused}
+    refused = _too_large(changes, largest_step)
+    refused |= {name: why for name, value in changes.items() if (why := _problem(name, value))}
     if refused:
         raise InvalidSettings(refused)
     return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]

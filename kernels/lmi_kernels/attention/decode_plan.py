@@ -13,7 +13,7 @@ import torch
 
 from lmi_kernels import tuning
 from lmi_kernels._triton import jit, next_power_of_2, tl
-from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.paged_sequences import PagedSequences
 
 _BLOCK = 1024
 """Number of sequences, or programs, that the planning kernel handles at a time."""
@@ -43,11 +43,11 @@ def plan_decode(
     sequences: PagedSequences,
     num_kv_heads: int,
     head_dim: int,
-    rules: ScoreRules,
+    window: int | None,
     num_programs: int | None = None,
     tuned: tuning.Parameters | None = None,
 ) -> DecodePlan:
-    """Plan a step for all layers with the same `rules.window`.
+    """Plan a step for all layers with the same window; see `ScoreRules`.
 
     Args:
         num_kv_heads: number of this rank's KV heads. Each has its own programs.
@@ -69,7 +69,7 @@ def plan_decode(
         num_seqs,
         num_programs,
         num_seqs.bit_length(),
-        WINDOW=rules.window or 0,
+        WINDOW=window or 0,
         BLOCK_N=plan.block_n,
         MIN_TILES=tuned["min_tiles"],
         BLOCK=_BLOCK,

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from lmi_kernels._triton import jit, tl
-
 
 @dataclass(frozen=True, slots=True)
 class PagedSequences:
@@ -35,10 +33,3 @@ class ScoreRules:
     """[num_heads], fp32, on the device: slope * (key position - query position) is added (arXiv:2108.12409)."""
     sinks: torch.Tensor | None = None
     """[num_heads], fp32, on the device: score of an additional key with a value of zero (gpt-oss, arXiv:2508.10925)."""
-
-
-@jit
-def soft_cap(scores, cap):
-    """Return cap * tanh(scores / cap), computed with exp because Triton has it for every target."""
-    # tanh(x) = 1 - 2 / (exp(2x) + 1) is never NaN for large or small x.
-    return cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))

@@ -12,44 +12,11 @@ next tile are loaded while the current one is computed, so no copy waits for its
 from __future__ import annotations
 
 from lmi_kernels._triton import jit, next_power_of_2, tl
-from lmi_kernels.attention.paged_sequences import soft_cap
 
 
 def padded_head_dim(head_dim: int) -> int:
     """Return the number of columns of a tile, at least the 16 that `tl.dot` needs."""
     return max(16, next_power_of_2(head_dim))
-
-
-@jit
-def sequence_and_block(
-    index,
-    cu_seqlens_ptr,
-    num_seqs,
-    blocks_per_seq,
-    SHARE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    SEARCHES: tl.constexpr,
-):
-    """Return the sequence of a block of packed rows, and the block's index in the sequence, which may be past its end.
-
-    Without a search all sequences have as many blocks as the longest one. With a search, sequence i begins at block
-    cu_seqlens[i] * SHARE // BLOCK_M + i, which leaves room for the partly filled last block of each sequence.
-    """
-    if SEARCHES:
-        # Counting the sequences that begin up to `index` takes one load. A binary search takes several dependent ones.
-        count = 0
-        lanes = tl.arange(0, 512)
-        for first in range(0, num_seqs, 512):
-            seqs = first + lanes
-            begin = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0) * SHARE // BLOCK_M + seqs
-            count += tl.sum(((seqs < num_seqs) & (begin <= index)).to(tl.int32))
-        seq = count - 1
-        block = index - (tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M + seq)
-    else:
-        # The last blocks of all sequences are adjacent, because they have the most keys.
-        seq = index % num_seqs
-        block = index // num_seqs
-    return seq, block
 
 
 @jit
@@ -121,7 +88,7 @@ def attend(
         if not plain:
             scores *= scale
             if SOFTCAP != 0:
-                scores = soft_cap(scores, SOFTCAP)
+                scores = _soft_cap(scores, SOFTCAP)
             if HAS_ALIBI:
                 scores += slopes[:, None] * (keys_at[None, :] - positions[:, None]).to(tl.float32)
             scores *= log2_e
@@ -142,6 +109,13 @@ def attend(
         weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision="ieee")
         peak = new_peak
     return total, peak, weighted
+
+
+@jit
+def _soft_cap(scores, cap):
+    """Return cap * tanh(scores / cap), computed with exp because Triton has it for every target."""
+    # tanh(x) = 1 - 2 / (exp(2x) + 1) is never NaN for large or small x.
+    return cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))
 
 
 @jit

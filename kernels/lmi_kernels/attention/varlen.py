@@ -12,7 +12,7 @@ import torch
 from lmi_kernels import tuning
 from lmi_kernels._triton import cdiv, jit, tl
 from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
-from lmi_kernels.attention.tiles import attend, padded_head_dim, sequence_and_block, sink_sums
+from lmi_kernels.attention.tiles import attend, padded_head_dim, sink_sums
 
 _FEW_ROWS = 16
 """Sequences with at most this many packed rows use the smallest tile. A larger tile would be mostly empty."""
@@ -133,7 +133,7 @@ def _packed_attention_kernel(
     # Blocks run from last to first. The last ones have the most keys, and short work at the end balances the load.
     index = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = index % NUM_KV_HEADS
-    seq, block = sequence_and_block(
+    seq, block = _sequence_and_block(
         index // NUM_KV_HEADS, cu_seqlens_ptr, num_seqs, blocks_per_seq, SHARE, BLOCK_M, SEARCHES
     )
     first_query = tl.load(cu_seqlens_ptr + seq)
@@ -190,3 +190,35 @@ def _packed_attention_kernel(
     # fmt: on
     out_at = (query_rows * out_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
     tl.store(out_ptr + out_at, (weighted / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_element)
+
+
+@jit
+def _sequence_and_block(
+    index,
+    cu_seqlens_ptr,
+    num_seqs,
+    blocks_per_seq,
+    SHARE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SEARCHES: tl.constexpr,
+):
+    """Return the sequence of a block of packed rows, and the block's index in the sequence, which may be past its end.
+
+    Without a search all sequences have as many blocks as the longest one. With a search, sequence i begins at block
+    cu_seqlens[i] * SHARE // BLOCK_M + i, which leaves room for the partly filled last block of each sequence.
+    """
+    if SEARCHES:
+        # Counting the sequences that begin up to `index` takes one load. A binary search takes several dependent ones.
+        count = 0
+        lanes = tl.arange(0, 512)
+        for first in range(0, num_seqs, 512):
+            seqs = first + lanes
+            begin = tl.load(cu_seqlens_ptr + seqs, mask=seqs < num_seqs, other=0) * SHARE // BLOCK_M + seqs
+            count += tl.sum(((seqs < num_seqs) & (begin <= index)).to(tl.int32))
+        seq = count - 1
+        block = index - (tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M + seq)
+    else:
+        # The last blocks of all sequences are adjacent, because they have the most keys.
+        seq = index % num_seqs
+        block = index // num_seqs
+    return seq, block

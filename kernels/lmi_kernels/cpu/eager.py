@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels.cpu.structs import Embed, Linear, Norm, Step
-from lmi_kernels.cpu.team import Program, shared_team
+from lmi_kernels.cpu.team import Program, Team, shared_team
 from lmi_kernels.cpu.weight import NativeWeight, padded
 
 
@@ -30,7 +30,7 @@ class Product:
             ValueError: x has another width than the weight.
             RuntimeError: native kernels are no longer available.
         """
-        linear, step, width = self._linear, self._step, self._weight.width
+        team, linear, step, width = _team(), self._linear, self._step, self._weight.width
         x = _as_rows(x)
         self._weight.check_width(x)
         num_rows = x.shape[0]
@@ -40,10 +40,10 @@ class Product:
             sizes = self._weight.scratch_sizes(num_rows)
             self._scratch = [(name, size, dtype) for name, (size, dtype) in sizes.items()]
         for name, size, dtype in self._scratch:
-            setattr(linear, name, _scratch(name, size, dtype).data_ptr())
+            setattr(linear, name, team.scratch(name, size, dtype).data_ptr())
         linear.x, linear.x_stride = x.data_ptr(), x.stride(0)
         linear.y, linear.y_stride = y.data_ptr(), self._width
-        _run(self._program, step)
+        team.run(self._program, step)
         return y if self._width == width else y[:, :width].contiguous()
 
 
@@ -63,7 +63,7 @@ class RmsNorm:
         norm.x, norm.x_stride = x.data_ptr(), x.stride(0)
         norm.y, norm.y_stride = y.data_ptr(), y.stride(0)
         self._step.num_rows = x.shape[0]
-        _run(self._program, self._step)
+        _team().run(self._program, self._step)
         return y
 
 
@@ -76,18 +76,8 @@ def look_up(ids: torch.Tensor, table: NativeWeight, first_id: int) -> torch.Tens
     y = torch.empty(len(ids), table.in_features)
     numbers = ids.to(torch.int32)
     embed = Embed(table=table.handle, y=y.data_ptr(), y_stride=y.stride(0), first_id=first_id)
-    _run(Program([embed]), Step(num_rows=len(ids), ids=numbers.data_ptr()))
+    _team().run(Program([embed]), Step(num_rows=len(ids), ids=numbers.data_ptr()))
     return y
-
-
-_scratch_buffers: dict[str, torch.Tensor] = {}
-"""Scratch buffers by field. Operations share them, because they run one after the other."""
-
-
-def _scratch(name: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-    if name not in _scratch_buffers or _scratch_buffers[name].numel() < size:
-        _scratch_buffers[name] = torch.empty(size, dtype=dtype)
-    return _scratch_buffers[name]
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
@@ -95,8 +85,8 @@ def _as_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
-def _run(program: Program, step: Step) -> None:
+def _team() -> Team:
     team = shared_team()
     if team is None:
         raise RuntimeError("native operations need native kernels")
-    team.run(program, step)
+    return team

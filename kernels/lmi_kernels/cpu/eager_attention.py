@@ -27,8 +27,7 @@ class LayerAttention:
     ) -> None:
         """sinks: [num_heads], fp32."""
         self._team, self._width = team, num_heads * cache.head_dim
-        scratch_bytes = team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
-        self._scratch_bytes = scratch_bytes
+        self._scratch_bytes = team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
         self._keep_alive = (cache, sinks)
         self._store = RopeAndStore(cache=address(cache), num_heads=num_heads)
         self._attention = Attention(
@@ -38,7 +37,7 @@ class LayerAttention:
             window=window or 0,
             softcap=softcap or 0.0,
             sinks=None if sinks is None else sinks.data_ptr(),
-            scratch_bytes=scratch_bytes,
+            scratch_bytes=self._scratch_bytes,
         )
         self._program = Program([self._store, self._attention])
 
@@ -60,7 +59,7 @@ class LayerAttention:
         Returns: [num_rows, num_heads * head_dim], fp32.
         """
         out = torch.empty(qkv.shape[0], self._width)
-        scratch = self._team.scratch(-(-self._scratch_bytes // (4 * self._team.num_threads)))
+        scratch = self._team.scratch("scratch", self._scratch_bytes, torch.uint8)
         store, attention = self._store, self._attention
         store.qkv = attention.q = qkv.data_ptr()
         store.qkv_stride = attention.q_stride = qkv.stride(0)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lmi_kernels.cpu.structs import Choose, Logprobs, Struct, Truncate
-from lmi_kernels.cpu.team import Team
+from lmi_kernels.cpu.structs import Choose, Logprobs, Step, Struct, Truncate
+from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.sampling.likeliest import TokenLogprobs
 
 _SLACK = 64
@@ -95,7 +95,7 @@ def _run(
         name: value.data_ptr() if isinstance(value, torch.Tensor) else value for name, value in fields.items()
     }
     operation = kind(logits=x.data_ptr(), stride=x.stride(0), vocab_size=x.shape[1], **numbers)
-    team.run_operation(operation, num_rows)
+    team.run(Program([operation]), Step(num_rows=num_rows))
 
 
 def _typed(columns: Sequence[torch.Tensor], dtypes: dict[str, torch.dtype]) -> dict[str, torch.Tensor]:
@@ -111,4 +111,4 @@ def _column(values: torch.Tensor | Sequence[int], dtype: torch.dtype) -> torch.T
 
 
 def _scratch(team: Team, vocab_size: int) -> torch.Tensor:
-    return team.scratch(2 * (vocab_size + _SLACK))
+    return team.scratch("scratch", team.num_threads * 2 * (vocab_size + _SLACK), torch.float32)

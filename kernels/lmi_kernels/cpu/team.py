@@ -40,7 +40,7 @@ class Team:
             )
         self._lock = threading.Lock()
         self._seconds = SECONDS()
-        self._scratch = torch.empty(0)
+        self._scratch: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._alive_at: ctypes.c_double | None = None
         weakref.finalize(self, library.team_free, self._handle)
 
@@ -53,12 +53,6 @@ class Team:
         """Run a program over a step's rows."""
         with self._lock:
             self.library.run(self._handle, program.ops, program.num_ops, step, self._seconds)
-
-    def run_operation(self, operation: Struct, num_rows: int) -> None:
-        """Run one operation over `num_rows` rows."""
-        one = Op(kind=operation.KIND, what=ctypes.addressof(operation))
-        with self._lock:
-            self.library.run(self._handle, one, 1, Step(num_rows=num_rows), self._seconds)
 
     def fill_weight(
         self,
@@ -99,11 +93,13 @@ class Team:
         count: int = self.library.attention_scratch_bytes(*sizes)
         return count
 
-    def scratch(self, size: int) -> torch.Tensor:
-        """Return a scratch buffer for the threads of one program, at least [num_threads, size], fp32. It is reused."""
-        if self._scratch.numel() < self.num_threads * size:
-            self._scratch = torch.empty(self.num_threads, size)
-        return self._scratch
+    def scratch(self, field: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the scratch buffer for a field of operations, at least [size]. Operations outside of recorded programs
+        share it, because they run one after the other."""
+        buffer = self._scratch.get((field, dtype))
+        if buffer is None or buffer.numel() < size:
+            buffer = self._scratch[field, dtype] = torch.empty(size, dtype=dtype)
+        return buffer
 
     def seconds(self, kinds: Iterable[OpKind]) -> float:
         """Return the seconds spent in operations of these kinds so far."""

@@ -68,7 +68,7 @@ def test_all_parts_come_from_the_same_tensor(data: st.DataObject, rows: int, col
 
     ranges = [shard(rows), shard(rows)]
     joined = torch.cat([whole[one.start : one.stop] for one in ranges])
-    assert torch.equal(weights.pieces(NAME, ranges, shape), joined)
+    assert torch.equal(weights.rows([NAME], ranges, shape), joined)
     other = weights.tensor("other", (2, columns))
     joined_rows = weights.rows([NAME, "other"], [ranges[0], Shard(1, 2)], (rows + 2, columns))
     assert torch.equal(joined_rows, torch.cat((whole[ranges[0].start : ranges[0].stop], other[1:])))
@@ -137,7 +137,7 @@ def test_bytes_are_counted_in_the_dtype_of_the_checkpoint() -> None:
 
 def test_a_part_beyond_the_tensor_is_refused() -> None:
     with pytest.raises(BadCheckpoint, match="'a' has only 4 rows"):
-        dummy().pieces("a", [Shard(0, 2), Shard(3, 5)], (4, 2))
+        dummy().rows(["a"], [Shard(0, 2), Shard(3, 5)], (4, 2))
     with pytest.raises(BadCheckpoint, match="'a' has only 2 columns"):
         dummy().columns("a", Shard(1, 3), (4, 2))
 

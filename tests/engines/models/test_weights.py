@@ -47,14 +47,14 @@ def test_rows_of_several_tensors_are_concatenated(
     assert reader.owned_bytes == 4 * 4 * 4
 
 
-def test_pieces_of_one_tensor_come_in_the_requested_order(
+def test_rows_of_one_tensor_come_in_the_requested_order(
     reader: WeightReader, tensors: dict[str, torch.Tensor]
 ) -> None:
     q = tensors["q"]
-    pieces = reader.pieces("q", [Shard(4, 6), Shard(0, 1), Shard(4, 5)], (6, 4))
-    assert torch.equal(pieces, torch.cat((q[4:6], q[:1], q[4:5])))
+    rows = reader.rows(["q"], [Shard(4, 6), Shard(0, 1), Shard(4, 5)], (6, 4))
+    assert torch.equal(rows, torch.cat((q[4:6], q[:1], q[4:5])))
     assert reader.owned_bytes == 4 * 4 * 4
-    assert torch.equal(reader.pieces("norm", [Shard(1, 2), Shard(0, 1)], (2,)), tensors["norm"].flip(0))
+    assert torch.equal(reader.rows(["norm"], [Shard(1, 2), Shard(0, 1)], (2,)), tensors["norm"].flip(0))
 
 
 def test_the_same_columns_of_several_tensors_are_stacked(
@@ -100,13 +100,13 @@ def test_tensors_with_different_dtypes_are_joined_without_rounding(tmp_path: Pat
     [
         (lambda r: r.tensor("norm", (3,)), "'norm' has shape 2, config.json says 3"),
         (lambda r: r.columns("q", Shard(0, 2), (6, 5)), "'q' has shape 6x4, config.json says 6x5"),
-        (lambda r: r.rows(["q"], [Shard(0, 2)], (6, 5)), "'q' has shape 6x4, config.json says anyx5"),
-        (lambda r: r.rows(["norm"], [Shard(0, 2)], (6, 4)), "'norm' has shape 2, config.json says anyx4"),
+        (lambda r: r.rows(["q"], [Shard(0, 2)], (6, 5)), "'q' has shape 6x4, config.json says 6x5"),
+        (lambda r: r.rows(["norm"], [Shard(0, 2)], (6, 4)), "'norm' has shape 2, config.json says 6x4"),
         (lambda r: r.rows(["q", "k", "v"], [Shard(0, 2)] * 3, (10, 4)), "no tensor 'v'"),
         (lambda r: r.rows(["q", "k"], [Shard(0, 2)] * 2, (9, 4)), "of 9 rows .* 'q' has 6 and 'k' has 2"),
         (lambda r: r.rows(["q", "k"], [Shard(0, 5), Shard(0, 3)], (8, 4)), "'k' has only 2 rows"),
-        (lambda r: r.pieces("q", [Shard(0, 2)], (7, 4)), "'q' has shape 6x4, config.json says 7x4"),
-        (lambda r: r.pieces("q", [Shard(0, 1), Shard(5, 7)], (6, 4)), "'q' has only 6 rows"),
+        (lambda r: r.rows(["q"], [Shard(0, 2)], (7, 4)), "'q' has shape 6x4, config.json says 7x4"),
+        (lambda r: r.rows(["q"], [Shard(0, 1), Shard(5, 7)], (6, 4)), "'q' has only 6 rows"),
         (
             lambda r: r.stacked_columns(["q", "k"], Shard(0, 2), (6, 4)),
             "'k' has shape 2x4, config.json says 6x4",

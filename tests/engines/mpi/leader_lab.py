@@ -14,6 +14,7 @@ from engines.mpi.cache.block_manager import BlockManager, make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.leader import Leader
 from engines.mpi.runner.executor import StepFailed
+from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step_plan import PlanKind, StepPlan
@@ -86,7 +87,7 @@ class Lab:
         self.board = StatusBoard.create(tmp_path / "status", 1)
         collaborators: list[Any] = [self.scheduler, self.blocks, self.executor, self.sampler]
         stopwatch = Stopwatch(time.perf_counter)
-        self.core = EngineCore(*collaborators, stopwatch, StepTrace(trace))
+        self.core = EngineCore(*collaborators, stopwatch, StepTrace(trace), LargestStep.of(settings, 64))
         self.leader = Leader(self.core, self.board, stopwatch)
 
     def serve(self, *script: list[tuple[bytes, ToEngine]], **front: Any) -> ScriptedFront:

@@ -11,6 +11,7 @@ from engines.config import SchedulerConfig
 from engines.core import SampledToken, SchedulerSettings
 from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.engine_core import EngineCore
+from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step_plan import StepPlan
@@ -64,13 +65,14 @@ def device() -> _Device:
 @pytest.fixture
 def core(device: _Device) -> EngineCore:
     blocks = make_block_manager(64, 4, paged=True)
-    scheduler = Scheduler(SchedulerConfig(SchedulerSettings(4, 16, 64, 100)), blocks, 64, NUM_IDS)
+    settings = SchedulerSettings(4, 16, 64, 100)
+    scheduler = Scheduler(SchedulerConfig(settings), blocks, 64, NUM_IDS)
 
     def clock() -> float:
         return device.now
 
     arguments: list[Any] = [scheduler, blocks, device, ScriptedSampler(), Stopwatch(clock), StepTrace("")]
-    return EngineCore(*arguments, clock=clock)
+    return EngineCore(*arguments, LargestStep.of(settings, 64), clock)
 
 
 def _sum(core: EngineCore, name: str) -> float:

@@ -19,6 +19,7 @@ from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.runner import native_steps
 from engines.mpi.runner.executor import StepExecutor
+from engines.mpi.runner.largest_step import LargestStep
 from engines.mpi.runner.step_runner import StepRunner
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step_plan import StepPlan
@@ -80,7 +81,8 @@ class _Engine:
         )
         executor = StepExecutor(steps, comm, board, stopwatch)
         sampler = Sampler(_VOCAB_SIZE, torch.device("cpu"))
-        self.core = EngineCore(self.scheduler, blocks, executor, sampler, stopwatch, StepTrace(""))
+        largest = LargestStep.of(settings, _MAX_MODEL_LEN)
+        self.core = EngineCore(self.scheduler, blocks, executor, sampler, stopwatch, StepTrace(""), largest)
 
     def answer(self, requests: Sequence[Request], rng: random.Random) -> dict[str, list[Any]]:
         """Serve requests that arrive at random steps. Return each one's tokens, log-probabilities, and end."""

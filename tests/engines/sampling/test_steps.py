@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from engines.core import SamplingParams
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
-from engines.sampling.typical_p import typical_p
 from tests.support.examples import examples
 from tests.support.sampling_oracle import (
     ALL_STEPS,
@@ -23,6 +22,7 @@ from tests.support.sampling_oracle import (
     call,
     deviation,
     is_unambiguous,
+    keep_typical,
     processed,
     stages,
     truncate,
@@ -212,7 +212,7 @@ def test_truncation_keeps_sets_of_any_size(name: str, spread: float) -> None:
     logits[1] *= 30
     params = {"top_k": int(size * vocab_size)} if name == "top_k" else {name: size}
     rows = [_row(f"r{i}", replace(OFF, **params), i) for i in range(4)]
-    ours = apply([typical_p if name == "typical_p" else truncate], logits, rows)
+    ours = apply([keep_typical if name == "typical_p" else truncate], logits, rows)
     for i, row in enumerate(rows):
         (stage,) = stages(row)
         theirs = call(stage.processor, logits[i], row.token_ids)

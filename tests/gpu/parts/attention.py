@@ -78,7 +78,7 @@ def _decode(
                 return
         rules = ScoreRules(heads.dim**-0.5)
         # Planned once per step for all layers, so it is not part of a layer's time.
-        plan = lmi_kernels.plan_decode(kv.sequences, heads.keys_values, heads.dim, rules)
+        plan = lmi_kernels.plan_decode(kv.sequences, heads.keys_values, heads.dim, rules.window)
         out = torch.empty_like(q)
         calls.append(partial(lmi_kernels.decode_attention, q, kv.pool, kv.sequences, plan, rules, out))
     timing = time_graph(calls, context.device, repeats=context.size(20, 1))

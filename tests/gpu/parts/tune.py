@@ -138,7 +138,7 @@ def _decode_call(context: Context, heads: Heads, lens: tuple[int, ...], seed: in
 
     def call() -> torch.Tensor:
         # The plan is timed too, because it depends on the parameters. A step plans once for about thirty layers.
-        plan = lmi_kernels.plan_decode(kv.sequences, heads.keys_values, heads.dim, rules)
+        plan = lmi_kernels.plan_decode(kv.sequences, heads.keys_values, heads.dim, rules.window)
         out = torch.empty_like(q)
         lmi_kernels.decode_attention(q, kv.pool, kv.sequences, plan, rules, out)
         return out

@@ -9,13 +9,12 @@ import torch
 
 from lmi_kernels.attention.combine_parts import combine_parts
 from lmi_kernels.attention.decode_plan import plan_decode
-from lmi_kernels.attention.paged_sequences import ScoreRules
 from tests.kernels.references.check import Inputs, OpCheck, Results
 from tests.kernels.references.decode_plan import EXAMPLE_TILES, only_lens, plan_reference
 
 
 def _launch(seq_lens: torch.Tensor, num_programs: int, out: torch.Tensor, **parts: torch.Tensor) -> Results:
-    plan = plan_decode(only_lens(seq_lens), 1, out.shape[2], ScoreRules(1.0), num_programs, EXAMPLE_TILES)
+    plan = plan_decode(only_lens(seq_lens), 1, out.shape[2], None, num_programs, EXAMPLE_TILES)
     combine_parts(plan, **parts, out=out)
     return (out,)
 

@@ -22,7 +22,7 @@ def _launch(
     num_programs: int | None,
 ) -> Results:
     """Plan and run decode attention."""
-    plan = plan_decode(sequences, pool.shape[1], pool.shape[4], rules, num_programs)
+    plan = plan_decode(sequences, pool.shape[1], pool.shape[4], rules.window, num_programs)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     decode_attention(q, pool, sequences, plan, rules, out)
     return (out,)

@@ -9,7 +9,7 @@ import torch
 
 from lmi_kernels import tuning
 from lmi_kernels.attention.decode_plan import plan_decode
-from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
+from lmi_kernels.attention.paged_sequences import PagedSequences
 from tests.kernels.references.check import Inputs, OpCheck, Results
 
 
@@ -25,7 +25,7 @@ def _launch(
     num_programs: int | None,
     tuned: tuning.Parameters | None,
 ) -> Results:
-    plan = plan_decode(only_lens(seq_lens), 8, head_dim, ScoreRules(1.0, window), num_programs, tuned)
+    plan = plan_decode(only_lens(seq_lens), 8, head_dim, window, num_programs, tuned)
     return plan.tile_starts, plan.program_starts, plan.tiles_per_program
 
 

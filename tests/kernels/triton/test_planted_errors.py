@@ -106,15 +106,15 @@ _PLANTED: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {
         "sinks not converted to base 2": ("sinks * 1.4426950408889634", "sinks"),
         "old sums not rescaled": ("weighted = weighted * shrink[:, None]", "weighted = weighted * 1.0"),
         "tiles within a page all start at its first slot": ("tile % BLOCK_SIZE + slots", "slots"),
-        "search ignores partial blocks": (
-            "block = index - (tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M + seq)",
-            "block = index - tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M",
-        ),
     },
     ("attention.varlen", "varlen_attention"): {
         "no mask on the diagonal tile": ("(low + 1) // BLOCK_N", "(low + BLOCK_N) // BLOCK_N"),
         "no mask at the edge of the window": ("(high - WINDOW + BLOCK_N, 0)", "(low - WINDOW + 1, 0)"),
         "every head reads the first KV head": ("pool_ptr + kv_head * head_size", "pool_ptr + 0 * head_size"),
+        "search ignores partial blocks": (
+            "block = index - (tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M + seq)",
+            "block = index - tl.load(cu_seqlens_ptr + seq) * SHARE // BLOCK_M",
+        ),
     },
     ("attention.decode_plan", "plan_decode"): {
         "the last tile is missing": ("(seq_len + (BLOCK_N - 1)) // BLOCK_N", "seq_len // BLOCK_N"),

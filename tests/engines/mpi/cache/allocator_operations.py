@@ -353,9 +353,8 @@ class _Operations:
 def make_keys_collide(manager: PagedBlocks) -> None:
     """Make the keys of the prefix cache collide: only 8 values remain."""
     cache = manager.prefix_cache
-    if cache is not None:
-        original = cache._make_key
-        cache._make_key = lambda parent_key, content: bytes([original(parent_key, content)[0] % 8])  # type: ignore[method-assign]
+    original = cache._make_key
+    cache._make_key = lambda parent_key, content: bytes([original(parent_key, content)[0] % 8])  # type: ignore[method-assign]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,11 +20,6 @@ def _blocks(num_blocks: int = 16) -> PagedBlocks:
     return PagedBlocks(num_blocks, BLOCK, prefix_caching=True)
 
 
-def _cache(blocks: PagedBlocks) -> PrefixCache:
-    assert blocks.prefix_cache is not None
-    return blocks.prefix_cache
-
-
 def _sequence(prompt: str, new: int = 2) -> Sequence:
     """Return a sequence with one token per letter."""
     return make_sequence(prompt, list(prompt.encode()), new)
@@ -59,7 +54,7 @@ def _run(blocks: PagedBlocks, prompt: str) -> list[int]:
 
 def _num_found(blocks: PagedBlocks, prompt: str) -> int:
     """Return the number of pages that a new sequence would find."""
-    return len(_cache(blocks).find(_sequence(prompt)))
+    return len(blocks.prefix_cache.find(_sequence(prompt)))
 
 
 def test_a_prompt_finds_the_full_pages_of_a_shared_prefix() -> None:
@@ -147,7 +142,7 @@ def _evict_first_page(blocks: PagedBlocks, first: str, rest: str) -> Sequence:
     _finish(blocks, other)
     _finish(blocks, sequence)
     blocks.release(other)
-    blocks._pool.free(_cache(blocks).evict(1))
+    blocks._pool.free(blocks.prefix_cache.evict(1))
     blocks.check()
     return sequence
 
@@ -233,7 +228,7 @@ def test_a_repeated_lookup_sees_new_and_evicted_pages() -> None:
     blocks = _blocks(8)
     _run(blocks, "AAAABBBB+")
     waiting = _sequence("AAAABBBBCCCC+")
-    find = _cache(blocks).find
+    find = blocks.prefix_cache.find
     assert len(find(waiting)) == 2
     table = _run(blocks, "AAAABBBBCCCC+")
     assert find(waiting) == table[:3]
@@ -279,7 +274,7 @@ def test_no_page_is_cached_after_a_colliding_page(
 
 
 def test_keys_differ_between_processes() -> None:
-    keys = [_cache(_blocks())._make_key(b"", b"abcd") for _ in range(2)]
+    keys = [_blocks().prefix_cache._make_key(b"", b"abcd") for _ in range(2)]
     assert keys[0] != keys[1]
     assert [len(key) for key in keys] == [16, 16]
 
