@@ -46,7 +46,7 @@ class ModelSource:
     """Location of the model."""
 
     model_id: str | None = None
-    """`option.model_id`: a local folder or GGUF file, a Hub id or an s3:// address. Defaults to `model_dir`."""
+    """`option.model_id`: a local folder or GGUF file, a Hub id or an S3 URI (s3://...). Defaults to `model_dir`."""
     model_dir: str = "."
     """Folder of serving.properties."""
     revision: str | None = None

@@ -81,8 +81,8 @@ def deploy(
 ) -> None:
     """Create a SageMaker endpoint that serves the configuration of PATH.
 
-    PATH is a serving.properties file or a folder that contains one. Its settings become variables of the container.
-    Time-outs follow from the predicted time to load the model.
+    PATH is a serving.properties file or a folder that contains one. Its settings become environment variables of the
+    container. Timeouts are derived from the predicted loading time.
     """
     environ = launch.environment()
     if dry_run and diff:

@@ -56,7 +56,7 @@ class VariantSpec:
 
     name: str
     path: Path
-    """A folder with a serving.properties, or such a file."""
+    """A serving.properties file or a folder that contains one."""
     weight: float = 1.0
 
 
@@ -170,7 +170,7 @@ def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, 
     if not model_files.is_fetched(source) and source.model_id != BUNDLED_MODEL:
         raise CannotDeploy(
             f"the endpoint cannot read the model folder {source.local_path}; upload it to S3 and set"
-            " --model-data to its prefix, or set option.model_id to an s3:// address or a Hub id"
+            " --model-data to its prefix, or set option.model_id to an S3 URI (s3://...) or a Hub id"
         )
     return config, environment
 
@@ -183,7 +183,7 @@ def _start(config: LmiConfig, endpoint: EndpointSpec) -> tuple[StartPrediction |
     try:
         start = start_from_files(model_files.size(source), endpoint.instance.network)
     except ModelNotAvailable as error:
-        return None, f"the size of the model is unknown, so the time-outs are set to the maximum: {error}"
+        return None, f"the size of the model is unknown, so the timeouts are set to the maximum: {error}"
     download, load = math.ceil(start.download_seconds or 0.0), math.ceil(start.load_seconds)
     size = gigabytes(start.file_bytes)
     return (start, f"the model's files have {size}; predicted: {download} s to download and {load} s to load")

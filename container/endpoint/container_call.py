@@ -37,7 +37,7 @@ class ContainerCall:
     ) -> None:
         """Send the request and wait for the status. Raises ApiError.
 
-        limit: time-out for the whole response, in seconds.
+        limit: timeout for the whole response, in seconds.
         """
         self._traffic = traffic
         self._lease = lease

@@ -111,13 +111,13 @@ class Platform:
         production, shadows = params["ProductionVariants"], params.get("ShadowProductionVariants", ())
         names = [variant["VariantName"] for variant in (*production, *shadows)]
         if len(set(names)) < len(names):
-            raise refused(f"VariantName: each needs a name of its own (got {', '.join(names)})")
+            raise refused(f"VariantName: must be unique (got {', '.join(names)})")
         if shadows and (len(production), len(shadows)) != (1, 1):
             raise refused(
                 "ShadowProductionVariants: allowed: one shadow variant beside one production variant"
             )
         if shadows and "AsyncInferenceConfig" in params:
-            raise refused("AsyncInferenceConfig: allowed: without shadow variants")
+            raise refused("AsyncInferenceConfig: not supported with shadow variants")
         for variant in (*production, *shadows):
             self._models.get(variant["ModelName"])
         return self._configs.add(params["EndpointConfigName"], Definition(params))

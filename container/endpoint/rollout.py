@@ -24,10 +24,10 @@ _Threshold = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class AlarmRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An alarm on the variants of a new fleet. Without a threshold, any 5xx response or time-out raises it."""
+    """An alarm on the variants of a new fleet. Without a threshold, any 5xx response or timeout raises it."""
 
     error_rate: _Threshold | None = None
-    """Maximum share of 5xx responses and time-outs."""
+    """Maximum share of 5xx responses and timeouts."""
     latency_p90: _Threshold | None = None
     """Maximum 90th percentile of the latency, in seconds."""
     requests: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -71,7 +71,7 @@ class Rollout:
     def of(cls, config: Mapping[str, Any], num_containers: int, rules: Mapping[str, AlarmRule]) -> Rollout:
         """Read a `DeploymentConfig`. Raises ApiError.
 
-        num_containers: of the new fleet. rules: defined alarms; any 5xx response or time-out raises other alarms.
+        num_containers: of the new fleet. rules: defined alarms; any 5xx response or timeout raises other alarms.
         """
         if "RollingUpdatePolicy" in config:
             raise refused(

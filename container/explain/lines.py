@@ -11,7 +11,7 @@ from lmi_server.properties.grammar import Entry
 from lmi_server.properties.handler import is_server_option
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import by_name, shown
-from lmi_server.properties.reference import OPEN_DEFAULTS
+from lmi_server.properties.reference import COMPUTED, OPEN_DEFAULTS
 from lmi_server.values.show import masked
 
 _DEPRECATED = {
@@ -70,9 +70,9 @@ def decided(value: EffectiveValue, plan: Resolved | None) -> EffectiveValue:
     """Return the value as resolved, with the reason. A value that is still open says so."""
     if plan is not None and value.key in plan.origins:
         setting = f" ({value.source} says {value.value})" if value.value and value.source != "default" else ""
-        text = plan.values[value.key] or "(at start)"
+        text = plan.values[value.key] or f"({COMPUTED})"
         return EffectiveValue(value.key, text, f"{plan.origins[value.key]}{setting}", value.note)
     if value.value:
         return value
-    meaning = OPEN_DEFAULTS.get(value.key, "at start")
+    meaning = OPEN_DEFAULTS.get(value.key, COMPUTED)
     return EffectiveValue(value.key, f"({meaning})", value.source, value.note)

@@ -59,7 +59,7 @@ def _foreign(name: str) -> KnownModel:
 def models() -> None:
     """List the supported architectures, how each is served, and with which tensor-parallel degrees.
 
-    With engine=MPI on a CPU, all of them support option.quantize.
+    All architectures that engine=MPI serves support option.quantize on a CPU.
     """
     found = list(known_models())
     for way, title in _WAYS.items():

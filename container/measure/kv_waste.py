@@ -71,7 +71,7 @@ class AllocationResult:
     """1 - stored tokens / allocated slots, over the steps with allocated slots."""
     allocated: float
     """Share of the pool that is allocated."""
-    promised: float
+    reserved: float
     """Share of the pool in blocks that are reserved for running sequences but not allocated yet."""
     mean_running: float
     mean_running_loaded: float
@@ -101,7 +101,7 @@ def measure_waste(
         done += sum(output.finished for output in outputs)
         unfilled = blocks.num_unfilled_slots / (blocks.num_used * block_size) if blocks.num_used else None
         uses.append(
-            _StepUse(blocks.num_used, unfilled, blocks.num_promised, scheduler.num_running, num_waiting)
+            _StepUse(blocks.num_used, unfilled, blocks.num_reserved, scheduler.num_running, num_waiting)
         )
         progress(done, load.num_requests)
     loaded = [use.num_running for use in uses if use.num_waiting]
@@ -109,7 +109,7 @@ def measure_waste(
         allocation=allocation.name,
         waste=_mean(use.unfilled for use in uses if use.unfilled is not None),
         allocated=_mean(use.num_used for use in uses) / blocks.num_blocks,
-        promised=_mean(use.num_promised for use in uses) / blocks.num_blocks,
+        reserved=_mean(use.num_reserved for use in uses) / blocks.num_blocks,
         mean_running=_mean(use.num_running for use in uses),
         mean_running_loaded=_mean(loaded or [use.num_running for use in uses]),
         max_running=max((use.num_running for use in uses), default=0),
@@ -126,7 +126,7 @@ class _StepUse:
     num_used: int
     unfilled: float | None
     """Share of the allocated slots without a token; None if no slots are allocated."""
-    num_promised: int
+    num_reserved: int
     num_running: int
     num_waiting: int
 

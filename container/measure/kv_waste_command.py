@@ -15,14 +15,13 @@ from container.progress import view_for
 
 _MAX_TOKENS = 1 << 20
 _COLUMNS = (
-    *("", "KV waste", "allocated", "promised", "running", "loaded", "most"),
+    *("", "KV waste", "allocated", "reserved", "running", "loaded", "most"),
     *("preemptions", "recomputed", "steps"),
 )
 _NOTES = (
     "KV waste: 1 - stored tokens / allocated slots, mean over the steps.",
-    "Allocated: slots of blocks that sequences hold. Promised: slots of blocks reserved for running sequences, to"
-    " which no other sequence is admitted; they are not allocated and not part of the waste. Both are shares of the"
-    " pool, mean over the steps.",
+    "Allocated: slots of blocks that sequences hold. Reserved: slots of blocks that are kept free for running"
+    " sequences; not allocated, and not part of the waste. Both are shares of the pool, mean over the steps.",
     "Running: concurrent sequences, mean over all steps; loaded: mean over the steps in which requests waited; most: "
     "the maximum. Recomputed: tokens computed again after a preemption.",
 )
@@ -93,7 +92,7 @@ def _row(result: AllocationResult) -> tuple[str, ...]:
         result.allocation,
         f"{100 * result.waste:.1f} %",
         f"{100 * result.allocated:.0f} %",
-        f"{100 * result.promised:.0f} %",
+        f"{100 * result.reserved:.0f} %",
         f"{result.mean_running:.1f}",
         f"{result.mean_running_loaded:.1f}",
         str(result.max_running),

@@ -38,9 +38,9 @@ _CHUNK = 256
 def profile(path: str, sequences: int, context: int, repeats: int, json_path: Path | None) -> None:
     """Show where the time of a step goes, by part.
 
-    Measures decode steps of one and of many sequences, and a chunk of a prompt. PATH is a folder with a
-    serving.properties of engine=MPI, or such a file. The model is loaded on one rank on this machine's CPU; no server
-    is started. Other programs distort the figures.
+    Measures decode steps of one and of many sequences, and a chunk of a prompt. PATH is a serving.properties file of
+    engine=MPI or a folder that contains one. The model is loaded on one rank on this machine's CPU; no server is
+    started. Stop other programs while it runs: they distort the results.
     """
     try:
         config, capacity = _engine_config(path, sequences)

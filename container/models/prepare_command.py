@@ -21,7 +21,7 @@ from lmi_server.properties.problems import PropertiesError
 @click.command(epilog=f"The bundled model is {BUNDLED_MODEL}.")
 @click.argument("model", required=False)
 @click.option(
-    "--revision", help="Branch, tag or commit of a hub model. Default: that of the file or the environment."
+    "--revision", help="Branch, tag or commit of a Hub model. Default: that of the file or the environment."
 )
 @click.option(
     "--verify",
@@ -35,7 +35,7 @@ def prepare(model: str | None, revision: str | None, verify: bool, prune: bool) 
     """Fetch or convert a model ahead of serving.
 
     Prints its folder as the last line. MODEL is a serving.properties or a folder that contains one, a local model,
-    s3://bucket/prefix, or the id of a hub model or of the bundled model.
+    s3://bucket/prefix, or the id of a Hub model or of the bundled model.
     """
     if model is None and (verify or revision or not prune):
         raise click.UsageError("Missing argument 'MODEL'.")

@@ -296,7 +296,7 @@ class _Run:
             self.view.say(
                 "note: mpirun listens on all network interfaces, because the library that prevents it could not be"
                 f" compiled or cannot be loaded (needs a C compiler and a cache, {cache}, that is writable, is not"
-                " mounted noexec, and has no blank or colon in its path)"
+                " mounted noexec, and has no space or colon in its path)"
             )
         return dataclasses.replace(mpi.find_mpirun(self.environ), loopback=library)
 

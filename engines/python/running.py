@@ -38,7 +38,10 @@ class Delivered:
             self.tokens += tokens
             return True
         if self.tokens[place : self._num_repeated] != list(tokens):
-            raise RequestFailed("this request was run again, but its output differed")
+            raise RequestFailed(
+                "the request was retried after its batch failed, and the retry generated different tokens than already"
+                " sent; send it again"
+            )
         return not tokens
 
 

@@ -67,7 +67,7 @@ def for_handler(values: dict[str, OptionValue]) -> Batching:
         reason = "the folder contains a handler, which requires engine=Python"
         problems.append(engine.problem(reason, "Python"))
     if mpi is not None and mpi.value is True:
-        reason = "a handler runs in one process; MPI ranks are not started for it"
+        reason = "a handler does not use MPI"
         problems.append(mpi.problem(reason, "false"))
     return Batching("Python", engine.place if engine else "inferred from the handler", tuple(problems))
 

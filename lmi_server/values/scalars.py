@@ -18,7 +18,7 @@ _MAX_FILE_NAME_BYTES = 255
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Any text. Trailing blanks are kept, because a folder or an S3 prefix may end in one."""
+    """Any text. Trailing spaces are kept, because a folder or an S3 prefix may end in one."""
 
     accepted: str = "text"
     keep_trailing_blanks: ClassVar[bool] = True

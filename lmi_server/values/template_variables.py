@@ -33,10 +33,12 @@ class TemplateVariables:
 
     def from_json(self, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) > _MAX_VARIABLES:
-            raise BadValueError("is not a small object")
+            raise BadValueError(f"is not an object of at most {_MAX_VARIABLES} variables")
         for name, one in value.items():
             if not _NAME.fullmatch(name) or name in _RESERVED or name.endswith("_token"):
-                raise BadValueError("is no variable", received=f"the name {name[:64]!r}", accepted=_NAMES)
+                raise BadValueError(
+                    "is not an allowed variable name", received=f"the name {name[:64]!r}", accepted=_NAMES
+                )
             if not isinstance(one, str | int | float | None) or (
                 isinstance(one, str) and len(one) > _MAX_CHARS
             ):

@@ -4,7 +4,7 @@ from djl_python import Input, Output
 
 
 class WordCounter:
-    """Whatever a handler loads once: weights, a tokenizer, a connection."""
+    """State that a handler loads once, such as weights, a tokenizer or a connection."""
 
     def __init__(self, language: str) -> None:
         self.language = language

@@ -1,4 +1,4 @@
-"""`lmi serve` with a hub id. The local hub has a model without a tokenizer.json."""
+"""`lmi serve` with a Hub id. The local hub has a model without a tokenizer.json."""
 
 from __future__ import annotations
 

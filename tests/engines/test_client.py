@@ -94,7 +94,7 @@ def engine(tmp_path: Path) -> Iterator[_Engine]:
 
 @pytest.fixture
 def client(tmp_path: Path, board: StatusBoard) -> Iterator[EngineClient]:
-    # gevent's clock stands still while other tests run, and its time-outs begin at that time.
+    # gevent's clock stands still while other tests run, and its timeouts begin at that time.
     gevent.get_hub().loop.update_now()
     client = EngineClient(f"ipc://{tmp_path}/e.sock", tmp_path / "status")
     yield client

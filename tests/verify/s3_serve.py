@@ -1,4 +1,4 @@
-"""A folder with only a serving.properties that names an s3:// address serves, again without fetching."""
+"""A folder with only a serving.properties that names an S3 URI serves, again without fetching."""
 
 from __future__ import annotations
 

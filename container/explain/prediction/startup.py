@@ -1,4 +1,4 @@
-"""Predict how long a start takes, and recommend SageMaker time-outs for it."""
+"""Predict how long a start takes, and recommend SageMaker timeouts for it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lmi_server.config import LmiConfig
 DISK_RATE = 1e9
 """Assumed bytes per second of a local disk, written by a download or read by all ranks together."""
 _MARGIN = 2
-"""Ratio of a recommended time-out to the predicted time."""
+"""Ratio of a recommended timeout to the predicted time."""
 _LEAST_TIMEOUT, LONGEST_TIMEOUT = 60, 3600
-"""Limits of SageMaker's time-outs, in seconds."""
+"""Limits of SageMaker's timeouts, in seconds."""
 _INVOCATION_SECONDS = 60
 """Time after which SageMaker cuts off a response."""
 _VOLUME_MARGIN = 1.2
@@ -113,7 +113,7 @@ def volume_gb(num_bytes: int) -> int:
 
 
 def health_check_timeout(download_seconds: float, load_seconds: float, loading_timeout: float) -> int:
-    """Return SageMaker's time-out for a start: not before the server's own, so that its log has the reason.
+    """Return SageMaker's timeout for a start: not before the server's own, so that its log has the reason.
 
     download_seconds: the container's own download, after which `option.model_loading_timeout` begins.
     """
@@ -122,7 +122,7 @@ def health_check_timeout(download_seconds: float, load_seconds: float, loading_t
 
 
 def platform_timeout(seconds: float) -> int:
-    """Return SageMaker's time-out for work of this duration: seconds, in whole minutes."""
+    """Return SageMaker's timeout for work of this duration: seconds, in whole minutes."""
     minutes = math.ceil(seconds * _MARGIN / 60)
     return max(_LEAST_TIMEOUT, min(LONGEST_TIMEOUT, 60 * minutes))
 

@@ -90,7 +90,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise BenchError(
-            f"{file}: no such file; a tokenizer is a model folder with tokenizer.json, or such a file"
+            f"{file}: no such file; allowed: a tokenizer.json file or a folder that contains one"
         )
     try:
         tokenizer = Tokenizer.from_file(str(file))

@@ -60,8 +60,8 @@ def _running(comparison: Comparison) -> list[str]:
     if not names:
         return []
     return [
-        f"{', '.join(names)}: already running, all at the same time. Other clients may have used them; their memory"
-        " and start-up time were not measured."
+        f"{', '.join(names)}: already running, also while other configurations were measured. Other clients may have"
+        " used the server; its memory and start-up time were not measured."
     ]
 
 

@@ -96,10 +96,10 @@ _DURATION = _Quantity("time", {"s": 1, "m": 1 / 60, "h": 1 / 3600}, "a number wi
 
 
 @click.command(
-    epilog="PATH is a folder with a serving.properties, such a file, or the http:// address of a running server. Each"
-    " is compared with the first one. Servers run one at a time, in the order A B, B A, A B. Configurations that differ"
-    " only in live settings share a server. Exit code 0 when all requests succeeded, 1 when a request or a server"
-    " failed, 130 when stopped."
+    epilog="PATH is a serving.properties file, a folder that contains one, or the http:// URL of a running server. Each"
+    " is compared with the first one. Servers that this command starts run one at a time, in the order A B, B A, A B; a"
+    " server given by URL keeps running. Configurations that differ only in live settings share a server. Exit code 0"
+    " when all requests succeeded, 1 when a request or a server failed, 130 when stopped."
 )
 @click.argument("places", metavar="[PATH PATH...]", nargs=-1)
 @click.option(
@@ -120,8 +120,8 @@ _DURATION = _Quantity("time", {"s": 1, "m": 1 / 60, "h": 1 / 3600}, "a number wi
     "--aws-post",
     "post",
     is_flag=True,
-    help="Compare the three configurations of the AWS post on the bundled model, and three more that attribute the"
-    " gain: 32 requests of each scenario per round.",
+    help="Compare the three configurations of AWS's blog post on dynamic and rolling batching (Falcon), with the"
+    " bundled model; three more configurations attribute the gain. 32 requests per scenario and round.",
 )
 @click.option(
     "--examples",

@@ -41,7 +41,7 @@ class NamedPath:
 
     name: str
     path: Path
-    """A folder with a serving.properties, or the file itself."""
+    """A serving.properties file or a folder that contains one."""
     origin: str = ""
     """How a configuration made for this comparison was derived; empty for the user's own files."""
 

@@ -42,7 +42,7 @@ _DEFAULT = replace(PRESETS["aws-1"], name="")
 
 
 @click.command(
-    epilog="PATH is a folder with a serving.properties, or such a file. No model is loaded and no request is sent."
+    epilog="PATH is a serving.properties file or a folder that contains one. No model is loaded and no request is sent."
     " Without --device and --instance this machine is simulated, and --calibrate gives its step times. Exit code 0 when"
     " every request succeeded, else 1; 2 when the command line is wrong."
 )
@@ -79,7 +79,7 @@ def simulate(
 ) -> None:
     """Predict latencies, throughput and cost of a configuration on this or any other machine.
 
-    The engine's own scheduler, KV cache and policies run in virtual time, with steps that take their predicted time.
+    The engine's own scheduler, KV cache and policies run in virtual time, with predicted step times.
     Loads are those of `lmi bench`. The same load, seed and machine give the same result.
     """
     require_writable(json_path, csv_path)

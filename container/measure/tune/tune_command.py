@@ -103,9 +103,9 @@ class TuneOptions:
 
 
 @click.command(
-    epilog="PATH is a folder with a serving.properties, or such a file. With --device or --instance nothing is run, and"
-    " all figures are predicted. Exit code 0 when the goal is met, 1 when no configuration meets its limits or a server"
-    " failed, 2 when the command line is wrong, 130 when stopped."
+    epilog="PATH is a serving.properties file or a folder that contains one. With --device or --instance nothing is"
+    " run, and all figures are predicted. Exit code 0 when the goal is met, 1 when no configuration meets its limits or"
+    " a server failed, 2 when the command line is wrong, 130 when stopped."
 )
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
@@ -120,7 +120,7 @@ class TuneOptions:
     multiple=True,
     metavar="KEY=VALUE,VALUE",
     help="Try these values of an option in addition to the file's own, instead of the default ones. If repeated, all"
-    " combinations are tried. Options that change the model's arithmetic are searched only if named here:"
+    " combinations are tried. Options other than the standard batching options are searched only if named here, such as"
     " option.quantize=none,int8.",
 )
 @count_option("--simulations", 200, "Maximum number of configurations to simulate.", most=10_000)
@@ -276,7 +276,10 @@ def _given_times(
     if step_trace is None:
         return lambda server: step_times(server, target, None)
     if space.origin_changes:
-        raise CannotSimulateError("--calibrate: the trace has the step times of the unchanged file")
+        raise CannotSimulateError(
+            f"--calibrate: not supported with --search of {', '.join(space.origin_changes)}, which changes step times;"
+            " remove one of the two"
+        )
     server = read_server(space.origin.path, explorer.model, explorer.target)
     times = step_times(server, target, step_trace)
     return lambda server: times

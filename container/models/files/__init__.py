@@ -77,11 +77,11 @@ def refusal(source: ModelSource) -> str | None:
         return scheme.refusal(source)
     model_id = source.model_id or ""
     if hub_id := id_of_address(model_id):
-        return f"option.model_id={model_id}: use the id of the hub model instead of its URL; did you mean {hub_id}?"
+        return f"option.model_id={model_id}: use the id of the Hub model instead of its URL; did you mean {hub_id}?"
     scheme_name = f"{model_id.split('://')[0]}://"
     return (
         f"option.model_id={without_secrets(model_id)}: '{scheme_name}' is not supported; allowed: a local folder or "
-        "GGUF file, a hub id, s3://bucket/prefix"
+        "GGUF file, a Hub id, s3://bucket/prefix"
     )
 
 
@@ -146,9 +146,9 @@ def _remote_scheme(source: ModelSource) -> RemoteScheme:
         return scheme
     if isinstance(scheme, BundledModel):
         raise ModelNotAvailable(
-            f"{BUNDLED_MODEL} is bundled (package {PACKAGE}); only models from S3 or a hub can be verified or pruned;"
+            f"{BUNDLED_MODEL} is bundled (package {PACKAGE}); only models from S3 or the Hub can be verified or pruned;"
             f" to convert it again, remove {bundled_folder(cache_dir(environment()))}"
         )
     raise ModelNotAvailable(
-        f"{source.local_path} is a local model; only models from S3 or a hub can be verified or pruned"
+        f"{source.local_path} is a local model; only models from S3 or the Hub can be verified or pruned"
     )

@@ -81,7 +81,7 @@ def folder_problem(source: ModelSource) -> str:
     if (folder / MANIFEST).exists():
         return (
             f"{folder} has only the headers of the weights (option.load_format=stream); set option.model_id to the "
-            "s3:// address"
+            "S3 URI"
         )
     if (folder / gguf_index.NAME).exists():
         return (

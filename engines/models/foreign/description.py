@@ -205,15 +205,19 @@ def _require_plain(architecture: str, data: Mapping[str, Any]) -> None:
     fields = Fields(data)
     fields.require_plain_weights()
     if len(set(map(str, data.get("num_attention_heads_per_layer") or ()))) > 1:
-        raise UnsupportedModel(f"{architecture} with different numbers of heads in its layers")
+        raise UnsupportedModel(
+            f"{architecture}: layers with different numbers of attention heads are not supported"
+        )
     others = set(data.get("layer_types") or ()).difference(_LAYER_TYPES)
     if others:
-        raise UnsupportedModel(f"{architecture} with layers of {', '.join(sorted(map(str, others)))}")
+        names = ", ".join(sorted(map(str, others)))
+        raise UnsupportedModel(f"{architecture}: layer types {names} are not supported")
     # HunYuan's files call a fixed scaling "dynamic".
     fixed_by = "alpha" if architecture.startswith("HunYuan") else ""
     if changing := fields.rope_types(fixed_by).difference(_ROPE_TYPES):
         raise UnsupportedModel(
-            f"{architecture} with rope type {changing.pop()!r}, whose angles depend on the other sequences of a batch"
+            f"{architecture}: rope type {changing.pop()!r} is not supported, because its angles depend on the other"
+            " sequences of a batch"
         )
 
 

@@ -23,12 +23,12 @@ class BlockManager(ABC):
         self.block_size = block_size
         self._window = window
         self._pool = BlockPool(num_blocks)
-        self._promised: dict[Sequence, int] = {}
-        """Blocks promised to each admitted sequence and not taken yet."""
+        self._reserved: dict[Sequence, int] = {}
+        """Blocks reserved for each admitted sequence and not taken yet."""
 
     @property
     def num_free(self) -> int:
-        """Free blocks, promised or not."""
+        """Free blocks, reserved or not."""
         return self._pool.num_free
 
     @property
@@ -43,16 +43,16 @@ class BlockManager(ABC):
         return self.num_blocks - self.num_free - self.num_cached
 
     @property
-    def num_promised(self) -> int:
-        """Blocks promised to sequences and not taken yet."""
-        return sum(self._promised.values())
+    def num_reserved(self) -> int:
+        """Blocks reserved for sequences and not taken yet."""
+        return sum(self._reserved.values())
 
     @property
     def num_unfilled_slots(self) -> int:
         """Slots of allocated blocks without a token: the current waste of this allocator."""
         # A block that several sequences hold is full, so none of its slots counts.
         size = self.block_size
-        return sum(len(s.block_table) * size - s.num_computed_tokens for s in self._promised)
+        return sum(len(s.block_table) * size - s.num_computed_tokens for s in self._reserved)
 
     def blocks_needed(self, num_tokens: int, whole: bool = False) -> int:
         """Return the maximum number of blocks that a sequence of `num_tokens` at its end holds at once.
@@ -68,9 +68,9 @@ class BlockManager(ABC):
         The sequence gets the pages of its tokens that the prefix cache has, except the page of its last token. It gets
         none if the request wants log-probabilities of its prompt.
 
-        reserve: promise all blocks that the sequence may hold at once, up to `max_num_tokens`, on top of all earlier
-        promises. Without a reservation there must be room for the current tokens, as many as are held at once, and for
-        `watermark` more blocks on top of all promises.
+        reserve: reserve all blocks that the sequence may hold at once, up to `max_num_tokens`, on top of all earlier
+        reservations. Without a reservation there must be room for the current tokens, as many as are held at once, and
+        for `watermark` more blocks on top of all reservations.
 
         Raises:
             ValueError: the sequence was admitted already.
@@ -79,7 +79,7 @@ class BlockManager(ABC):
     @abstractmethod
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Extend the block table to cover the sequence's first `num_tokens` tokens, after `free_out_of_window`. Returns
-        False when blocks are missing, which never happens within a promise."""
+        False when blocks are missing, which never happens within a reservation."""
 
     def free_out_of_window(self, sequence: Sequence) -> None:  # noqa: B027
         """Free the blocks whose tokens have left every window: no token still to be computed sees them."""
@@ -104,18 +104,18 @@ class BlockManager(ABC):
 
     @abstractmethod
     def release(self, sequence: Sequence) -> None:
-        """Free the sequence's blocks and promises, and set its `num_computed_tokens` to 0. Idempotent."""
+        """Free the sequence's blocks and reservations, and set its `num_computed_tokens` to 0. Idempotent."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise RuntimeError when the accounting is inconsistent: a block is lost, held twice or promised twice."""
+        """Raise RuntimeError when the accounting is inconsistent: a block is lost, held twice or reserved twice."""
 
     def _check_admission(self, sequence: Sequence) -> None:
-        if sequence in self._promised:
+        if sequence in self._reserved:
             raise ValueError(f"sequence {sequence.id!r} is already admitted")
 
     def _check_fork(self, source: Sequence, sequence: Sequence, num_tokens: int) -> None:
-        if source is sequence or source not in self._promised or sequence not in self._promised:
+        if source is sequence or source not in self._reserved or sequence not in self._reserved:
             raise ValueError("a fork needs two different sequences, both admitted")
         if source.request.tenant != sequence.request.tenant:
             raise ValueError("a sequence cannot share the pages of another tenant")

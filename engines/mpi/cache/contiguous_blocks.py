@@ -7,14 +7,14 @@ from engines.mpi.scheduler.sequence import Sequence
 
 
 class ContiguousBlocks(BlockManager):
-    """One consecutive run per sequence, large enough for its worst case. Nothing is shared, promised or cached."""
+    """One consecutive run per sequence, large enough for its worst case. Nothing is shared, reserved or cached."""
 
     def admit(self, sequence: Sequence, reserve: bool, watermark: int = 0) -> bool:
         self._check_admission(sequence)
         run = self._pool.allocate_run(self.blocks_needed(sequence.max_num_tokens))
         if run is None:
             return False
-        self._promised[sequence] = 0
+        self._reserved[sequence] = 0
         sequence.block_table = list(run)
         return True
 
@@ -31,16 +31,16 @@ class ContiguousBlocks(BlockManager):
         return list(zip(source.block_table[:count], sequence.block_table[:count], strict=True))
 
     def release(self, sequence: Sequence) -> None:
-        if sequence not in self._promised:
+        if sequence not in self._reserved:
             return
-        del self._promised[sequence]
+        del self._reserved[sequence]
         self._pool.free(_run(sequence))
         sequence.block_table = []
         sequence.num_computed_tokens = 0
 
     def check(self) -> None:
         owned = self._pool.free_blocks()
-        for sequence in self._promised:
+        for sequence in self._reserved:
             run = _run(sequence)
             if sequence.block_table != list(run):
                 raise RuntimeError(f"the blocks of sequence {sequence.id!r} are not consecutive")

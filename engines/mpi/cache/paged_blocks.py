@@ -12,8 +12,8 @@ class PagedBlocks(BlockManager):
     """Allocator that counts the holders of each block, and may keep full pages for other sequences with the same
     prefix.
 
-    Promises are counted in blocks still to be taken. They never exceed the available blocks, free or idle in the prefix
-    cache, so a promised block is always available.
+    Reservations are counted in blocks still to be taken. They never exceed the available blocks, free or idle in the
+    prefix cache, so a reserved block is always available.
 
     With a window, a sequence with a reservation frees blocks and takes others in their place. A block that it frees may
     be shared and stay in use by other sequences. So each such sequence is charged for every block that it holds. All
@@ -32,10 +32,10 @@ class PagedBlocks(BlockManager):
         self._sliding_counts = [0] * num_blocks
         """Number of sequences in `_sliding` that hold each block."""
         self._sliding: set[Sequence] = set()
-        """Sequences with a reservation and a window. They get a new promise for each block that leaves the window."""
+        """Sequences with a reservation and a window. For each block that leaves the window, they reserve another."""
         self._num_charged = 0
         """Blocks charged to the sequences that hold them."""
-        self._num_promised = 0
+        self._num_reserved = 0
 
     @property
     def num_cached(self) -> int:
@@ -72,9 +72,9 @@ class PagedBlocks(BlockManager):
         sequence.block_table = hits
         sequence.num_freed_blocks = len(hits) - len(held)
         sequence.num_computed_tokens = num_hit_tokens
-        self._promised[sequence] = 0
+        self._reserved[sequence] = 0
         if reserve:
-            self._reduce_promise(sequence, -num_missing)
+            self._reduce_reservation(sequence, -num_missing)
         return True
 
     def free_out_of_window(self, sequence: Sequence) -> None:
@@ -82,7 +82,7 @@ class PagedBlocks(BlockManager):
         if first > sequence.num_freed_blocks:
             self._remove_holder(sequence, sequence.block_table[sequence.num_freed_blocks : first])
             sequence.num_freed_blocks = first
-            self._renew_promise(sequence)
+            self._renew_reservation(sequence)
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         self.free_out_of_window(sequence)
@@ -107,23 +107,23 @@ class PagedBlocks(BlockManager):
             return None
         slides = sequence in self._sliding
         worst = self.blocks_needed(sequence.max_num_tokens, whole=True)
-        reserved = slides or self._promised[sequence] + num_own >= worst
-        if not reserved and num_own > num_full:
+        has_reservation = slides or self._reserved[sequence] + num_own >= worst
+        if not has_reservation and num_own > num_full:
             raise ValueError(
                 f"sequence {sequence.id!r} was admitted without a reservation, and holds more than the full pages"
                 f" of {num_tokens} tokens"
             )
-        if not reserved and num_copied and self._room < 1:
+        if not has_reservation and num_copied and self._room < 1:
             return None
         shared = source.block_table[:num_full]
         self._add_holder(sequence, shared[first:])
         self._drop(sequence)
         sequence.block_table, sequence.num_freed_blocks = shared, first
         if slides:
-            self._renew_promise(sequence)
-        elif reserved:
-            # Held and promised blocks add up to the same as before.
-            self._reduce_promise(sequence, num_full - num_own)
+            self._renew_reservation(sequence)
+        elif has_reservation:
+            # Held and reserved blocks add up to the same as before.
+            self._reduce_reservation(sequence, num_full - num_own)
         copied = (self._allocate(sequence, 1) or []) if num_copied else []
         sequence.block_table = shared + copied
         sequence.num_computed_tokens = num_tokens
@@ -131,10 +131,10 @@ class PagedBlocks(BlockManager):
         return [(source.block_table[num_full], block) for block in copied]
 
     def release(self, sequence: Sequence) -> None:
-        if sequence not in self._promised:
+        if sequence not in self._reserved:
             return
-        self._reduce_promise(sequence, self._promised[sequence])
-        del self._promised[sequence]
+        self._reduce_reservation(sequence, self._reserved[sequence])
+        del self._reserved[sequence]
         self._drop(sequence)
         self._sliding.discard(sequence)
         sequence.block_table = []
@@ -144,7 +144,7 @@ class PagedBlocks(BlockManager):
     def check(self) -> None:
         free = self._pool.free_blocks()
         counts, sliding_counts = [0] * self.num_blocks, [0] * self.num_blocks
-        for sequence in self._promised:
+        for sequence in self._reserved:
             table = sequence.block_table
             own = table[sequence.num_freed_blocks :]
             if len(set(own)) < len(own):
@@ -155,8 +155,8 @@ class PagedBlocks(BlockManager):
                 raise RuntimeError(
                     f"sequence {sequence.id!r} has freed a block that its next token attends to"
                 )
-            if sequence in self._sliding and self._promised[sequence] != self._due(sequence):
-                raise RuntimeError(f"sequence {sequence.id!r} has {self._promised[sequence]} blocks promised")
+            if sequence in self._sliding and self._reserved[sequence] != self._due(sequence):
+                raise RuntimeError(f"sequence {sequence.id!r} has {self._reserved[sequence]} blocks reserved")
             for block in own:
                 (sliding_counts if sequence in self._sliding else counts)[block] += 1
         for found, known in ((counts, self._ref_counts), (sliding_counts, self._sliding_counts)):
@@ -177,26 +177,25 @@ class PagedBlocks(BlockManager):
                 f"{len(free)} free, {self.num_cached} cached and {len(held)} used blocks do not add up to"
                 f" {self.num_blocks}"
             )
-        promised = [*self._promised.values()]
-        if sum(promised) != self._num_promised or min(promised, default=0) < 0:
-            raise RuntimeError(f"promised blocks {promised} do not add up to {self._num_promised}")
+        reserved = [*self._reserved.values()]
+        if sum(reserved) != self._num_reserved or min(reserved, default=0) < 0:
+            raise RuntimeError(f"reserved blocks {reserved} do not add up to {self._num_reserved}")
         if self._room < 0:
             raise RuntimeError(
-                f"{self._num_promised} blocks are promised, {-self._room} more than are available"
+                f"{self._num_reserved} blocks are reserved, {-self._room} more than are available"
             )
 
     @property
     def _room(self) -> int:
-        """Available blocks that are not promised."""
-        return self.num_blocks - self._num_charged - self._num_promised
+        """Available blocks that are not reserved."""
+        return self.num_blocks - self._num_charged - self._num_reserved
 
     def _allocate(self, sequence: Sequence, count: int) -> list[int] | None:
-        """Allocate blocks, first those promised to the sequence, then unpromised ones. Returns None when there are too
-        few."""
-        promised = min(count, self._promised[sequence])
-        if count - promised > self._room:
+        """Allocate blocks, first those reserved for the sequence, then others. Returns None when there are too few."""
+        reserved = min(count, self._reserved[sequence])
+        if count - reserved > self._room:
             return None
-        self._reduce_promise(sequence, promised)
+        self._reduce_reservation(sequence, reserved)
         num_free = self._pool.num_free
         blocks = self._pool.allocate(min(count, num_free))
         if count > num_free:
@@ -221,15 +220,15 @@ class PagedBlocks(BlockManager):
         num_missing = self.blocks_needed(sequence.max_num_tokens, whole=True) - len(sequence.block_table)
         return min(num_missing, self.blocks_needed(sequence.max_num_tokens) - num_held)
 
-    def _renew_promise(self, sequence: Sequence) -> None:
-        """Promise a sequence in `_sliding` new blocks for those that it has freed."""
+    def _renew_reservation(self, sequence: Sequence) -> None:
+        """Reserve new blocks for a sequence in `_sliding`, in place of those that it has freed."""
         if sequence in self._sliding:
-            self._reduce_promise(sequence, self._promised[sequence] - self._due(sequence))
+            self._reduce_reservation(sequence, self._reserved[sequence] - self._due(sequence))
 
-    def _reduce_promise(self, sequence: Sequence, count: int) -> None:
-        """Reduce the number of blocks promised to the sequence by `count`, which may be negative."""
-        self._promised[sequence] -= count
-        self._num_promised -= count
+    def _reduce_reservation(self, sequence: Sequence, count: int) -> None:
+        """Reduce the number of blocks reserved for the sequence by `count`, which may be negative."""
+        self._reserved[sequence] -= count
+        self._num_reserved -= count
 
     def _drop(self, sequence: Sequence) -> None:
         """Release all blocks that the sequence holds."""

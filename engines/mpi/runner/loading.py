@@ -132,7 +132,7 @@ def _load_part(
     dtype = torch.float32 if device.type == "cpu" else storage
     team = None if runs_triton(device) else shared_team()
     if team is None and (config.model.quantize != "none" or config.cache.dtype not in ("auto", "fp32")):
-        raise ValueError("quantised weights and 8-bit or 16-bit KV caches require native CPU kernels")
+        raise ValueError("quantized weights and 8-bit or 16-bit KV caches require native CPU kernels")
     kv_dtype = config.cache.stored_dtype(device.type, config.model.dtype)
     before = memory.bytes_in_use(device)
     compute = dtype if team is None else None

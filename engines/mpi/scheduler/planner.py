@@ -29,7 +29,7 @@ class AdmissionMode:
     """Conditions for the admission of a waiting sequence."""
 
     reserves: bool
-    """True: the blocks for its worst case must be free, and are promised. False: only its current tokens must fit."""
+    """True: the blocks for its worst case must be free, and are reserved. False: only its current tokens must fit."""
     joins: bool
     """True: it may join running sequences. False: it only starts as part of a batch that starts together."""
 

@@ -160,7 +160,8 @@ def _bad_words(context: ApiContext, parameters: Parameters) -> tuple[tuple[int, 
             raise refuse(field, word, "words of at least one token")
         for token_id in plain + spaced:
             if token_id >= context.text.vocabulary_size:
-                raise InvalidField(field, f"given {as_json(word)}, whose token {token_id} the model lacks")
+                reason = f"given {as_json(word)}, but its token {token_id} is not in the model's vocabulary"
+                raise InvalidField(field, f"{reason}; accepted: other words")
         banned[plain] = None
         # If the space is a separate token before the same tokens, the word is already banned.
         if spaced[-len(plain) :] != plain:

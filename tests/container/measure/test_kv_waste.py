@@ -52,8 +52,8 @@ def test_waste_of_one_request_matches_a_hand_calculation(
     assert result.waste == pytest.approx(statistics.fmean(wasted))
     assert result.allocated == pytest.approx(sum(block_counts) / 12 / 31)
     assert (result.max_running, result.steps, result.preemptions) == (1, 31, 0)
-    promised = {CONTIGUOUS: 0, PAGED: sum(6 - count for count in block_counts), OPTIMISTIC: 0}[allocation]
-    assert result.promised == pytest.approx(promised / 12 / 31)
+    reserved = {CONTIGUOUS: 0, PAGED: sum(6 - count for count in block_counts), OPTIMISTIC: 0}[allocation]
+    assert result.reserved == pytest.approx(reserved / 12 / 31)
 
 
 def test_paging_wastes_less_of_the_same_memory_and_only_optimistic_admission_preempts() -> None:

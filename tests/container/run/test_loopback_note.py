@@ -31,5 +31,5 @@ def test_a_missing_loopback_library_is_noted_with_its_requirements(
     assert (
         "note: mpirun listens on all network interfaces, because the library that prevents it could not be compiled"
         f" or cannot be loaded (needs a C compiler and a cache, {cache}, that is writable, is not mounted noexec, and"
-        " has no blank or colon in its path)"
+        " has no space or colon in its path)"
     ) in log.getvalue()

@@ -105,7 +105,7 @@ def test_rows_list_every_option_once() -> None:
             "is not supported: a value of option.rolling_batch; use engine=MPI; accepted: MPI, Python or",
         ),
         ("engine=lmi-dist", "a value of option.rolling_batch; use engine=MPI"),
-        ("option.enable_sleep_mode=true", "known to LMI but not supported: this server lacks this feature"),
+        ("option.enable_sleep_mode=true", "known to LMI but not supported: not implemented"),
     ],
     ids=["quantize", "vllm", "lmi-dist", "sleep mode"],
 )

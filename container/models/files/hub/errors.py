@@ -48,7 +48,7 @@ def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelN
     what = f"{address.name}: {file}" if file else address.name
     if isinstance(error, errors.OfflineModeIsEnabled):
         return RemoteUnreachable(
-            f"{address.name}: downloads from the hub are disabled (HF_HUB_OFFLINE is set)"
+            f"{address.name}: downloads from the Hub are disabled (HF_HUB_OFFLINE is set)"
         )
     if isinstance(error, errors.HfHubHTTPError):
         return _status_error(error, address, file, what)
@@ -81,7 +81,7 @@ def _status_error(
         taken = "set option.revision (lmi prepare: --revision) to an existing branch, tag or commit"
         return ModelNotAvailable(f"{address.repo_id} has no revision '{address.revision}'; {taken}")
     if isinstance(error, errors.RemoteEntryNotFoundError) or (file and status == 404):
-        return ModelNotAvailable(f"{what}: the hub lists this file but does not have it")
+        return ModelNotAvailable(f"{what}: the Hub lists this file but does not have it")
     if error.response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header":
         return kind(f"{address.name}: {address.shown} rejected the token (HF_TOKEN)")
     if status == 403 or isinstance(error, errors.DisabledRepoError):

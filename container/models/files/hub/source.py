@@ -46,7 +46,7 @@ def _is_id(text: str) -> bool:
 
 
 def _id_problem(model_id: str, model_dir: str) -> str | None:
-    """Return why `model_id` is not a hub id; None if it is one."""
+    """Return why `model_id` is not a Hub id; None if it is one."""
     if _is_id(model_id):
         return None
     stated = f"option.model_id={model_id}: "
@@ -55,15 +55,15 @@ def _id_problem(model_id: str, model_dir: str) -> str | None:
         named = (
             f"set option.model_id={bare} and option.revision={revision} (lmi prepare: --revision {revision})"
         )
-        return f"{stated}a hub id cannot include a revision; {named}"
+        return f"{stated}a Hub id cannot include a revision; {named}"
     if _is_id(model_id.strip("/")) and model_id.count("/") == 2:
-        return f"{stated}neither a folder nor a hub id; did you mean {model_id.strip('/')}?"
+        return f"{stated}neither a folder nor a Hub id; did you mean {model_id.strip('/')}?"
     if model_id.endswith(".git") and _is_id(model_id.removesuffix(".git")):
-        return f"{stated}a hub id does not end in .git; did you mean {model_id.removesuffix('.git')}?"
+        return f"{stated}a Hub id does not end in .git; did you mean {model_id.removesuffix('.git')}?"
     if model_id.count("/") > 1 or "\\" in model_id:
         return f"{stated}this looks like a path, but there is no folder {Path(model_dir, model_id)}"
     return (
-        f"{stated}no such folder, and not a hub id; a hub id is name or owner/name, with letters, digits, '-', '_' "
+        f"{stated}no such folder, and not a Hub id; a Hub id is name or owner/name, with letters, digits, '-', '_' "
         f"and single '.', at most {_MAX_ID} characters"
     )
 
@@ -112,7 +112,7 @@ class HubModels(RemoteScheme):
         if source.model_id == BUNDLED_MODEL:
             view.say(
                 f"note: option.revision={source.revision}: the bundled model has no other revisions;"
-                " downloading from the hub"
+                " downloading from the Hub"
             )
         return super().obtain(source, cache, view)
 

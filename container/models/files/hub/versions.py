@@ -37,7 +37,7 @@ def verify(name: str, file: RemoteFile, path: Path) -> Verification:
     """
     kind, _, expected = file.version.partition(":")
     if kind == _ETAG or not expected:
-        return Verification("", "the hub provides no checksum, only the size")
+        return Verification("", "the Hub provides no checksum, only the size")
     found = _digests(kind, file.size, path)
     for digest_name, digest in found.items():
         if digest == expected:

@@ -110,7 +110,7 @@ def _stream_generator(
     if isinstance(inputs, str) or not inputs:
         raise ValueError("inputs of a stream must be a list of at least one text")
     if (beams := int(kwargs.get("beam_size", 1))) > 1:
-        raise ValueError(f"beam_size={beams}: a stream has no beam search; 1 is allowed")
+        raise ValueError(f"beam_size: beam search is not supported in a stream (got {beams}); allowed: 1")
     if "manual_seed" in kwargs:
         import torch
 

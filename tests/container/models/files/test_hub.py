@@ -228,7 +228,7 @@ def test_the_token_is_sent_to_the_hub_but_not_to_its_storage_host(
     ("fault", "words"),
     [
         (Fault("/api/", status=403), "denied access to a client without HF_TOKEN (403)"),
-        (Fault("config.json", status=404), "config.json: the hub lists this file but"),
+        (Fault("config.json", status=404), "config.json: the Hub lists this file but"),
         (Fault("/api/", status=418), "status 418"),
         (Fault("/api/", times=9, status=429, headers={"Retry-After": "77"}), "429); retry after 77 s"),
         (Fault("/api/", times=9, status=500), "status 500"),

@@ -88,7 +88,7 @@ def test_without_a_connection_the_folder_in_the_hugging_face_cache_is_used(
     assert content(folder) == model()
     name = f"{ID}@{revision or 'main'}"
     assert caches.log.getvalue() == (
-        f"note: {name}: downloads from the hub are disabled (HF_HUB_OFFLINE is set); using the copy of {name} in the "
+        f"note: {name}: downloads from the Hub are disabled (HF_HUB_OFFLINE is set); using the copy of {name} in the "
         f"Hugging Face cache: {folder}\n"
     )
     assert caches.locate(revision=revision) == folder

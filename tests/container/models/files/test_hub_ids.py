@@ -52,14 +52,14 @@ def test_only_hub_models_have_a_hub_id(tmp_path: Path) -> None:
             "set option.model_id=owner/name and option.revision=v1.0 (lmi prepare: --revision v1.0)",
         ),
         ("owner/name:main", "set option.model_id=owner/name and option.revision=main"),
-        ("owner name", "not a hub id"),
+        ("owner name", "not a Hub id"),
         ("https://huggingface.co/owner/name", "did you mean owner/name"),
         ("https://huggingface.co/owner/name/tree/main", "did you mean owner/name"),
         ("hf://owner/name@v1", "did you mean owner/name"),
         ("https://example.com/owner/name", "'https://' is not supported"),
         (
             "gs://bucket/model",
-            "'gs://' is not supported; allowed: a local folder or GGUF file, a hub id, s3://bucket/prefix",
+            "'gs://' is not supported; allowed: a local folder or GGUF file, a Hub id, s3://bucket/prefix",
         ),
     ],
 )

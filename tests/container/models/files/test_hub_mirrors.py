@@ -85,7 +85,7 @@ def test_for_random_weights_no_size_of_weights_is_requested(hub: HubServer, obta
     ("etag", "words"),
     [
         (hashlib.sha1(b"{}", usedforsecurity=False).hexdigest(), "tokenizer.json: verified by sha1"),
-        ("W/some-etag", "tokenizer.json: NOT VERIFIED: the hub provides no checksum, only the size"),
+        ("W/some-etag", "tokenizer.json: NOT VERIFIED: the Hub provides no checksum, only the size"),
     ],
 )
 def test_an_etag_that_is_not_a_git_id_is_accepted(
@@ -105,7 +105,7 @@ def test_an_etag_that_is_not_a_git_id_is_accepted(
             Fault("/resolve/", times=99, without=("Content-Length",)),
             "neither the listing nor the headers have",
         ),
-        (Fault("config.json", status=404), "config.json: the hub lists this file but does not have it"),
+        (Fault("config.json", status=404), "config.json: the Hub lists this file but does not have it"),
         (Fault("config.json", times=99, status=403), "config.json: .* denied access"),
         (Fault("config.json", times=99, status=500), "config.json: .* keeps returning status 500"),
         (Fault("config.json", times=99, status=302, headers={"Location": "http://[x"}), "like a model hub"),

@@ -140,7 +140,7 @@ def test_unsupported_architectures_are_refused_with_a_reason(
     ("changes", "reason"),
     [
         ({"quantization_config": {"quant_method": "awq"}}, "weights are quantized"),
-        ({"layer_types": ["linear_attention"] * 3}, "layers of linear_attention"),
+        ({"layer_types": ["linear_attention"] * 3}, "layer types linear_attention"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         (
             {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "longrope"}},

@@ -49,7 +49,7 @@ class _FreesSharedBlocks(PagedBlocks):
 
 class _KeepsReservationsAfterRelease(PagedBlocks):
     def release(self, sequence: Sequence) -> None:
-        self._num_promised += 1 if self._promised.get(sequence) else 0
+        self._num_reserved += 1 if self._reserved.get(sequence) else 0
         super().release(sequence)
 
 
@@ -60,9 +60,9 @@ class _AdmitsOneBlockTooMany(PagedBlocks):
 
 class _TakesReservedBlocks(PagedBlocks):
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        promised, self._num_promised = self._num_promised, self._promised[sequence]
+        reserved, self._num_reserved = self._num_reserved, self._reserved[sequence]
         extended = super().extend(sequence, num_tokens)
-        self._num_promised += promised
+        self._num_reserved += reserved
         return extended
 
 

@@ -44,7 +44,7 @@ def test_admitting_a_sequence_twice_raises(paged: bool) -> None:
     blocks = make_block_manager(4, 2, paged)
     sequence = _sequence("a", 1, 1)
     assert blocks.admit(sequence, reserve=True)
-    assert blocks.num_promised == (1 if paged else 0)
+    assert blocks.num_reserved == (1 if paged else 0)
     with pytest.raises(ValueError, match="'a' is already admitted"):
         blocks.admit(sequence, reserve=True)
 
@@ -94,16 +94,16 @@ def test_a_reservation_covers_only_the_blocks_of_one_window() -> None:
     assert blocks.blocks_needed(5) == 1
     assert blocks.admit(first, reserve=True)
     assert blocks.admit(second, reserve=True)
-    assert blocks.num_promised == 8
+    assert blocks.num_reserved == 8
     assert not blocks.admit(_sequence("c", 1, 5), reserve=True), "one block is left, but two are needed"
     for length in range(4, 101, 4):
         for sequence in (first, second):
             assert _compute(blocks, sequence, length)
-            assert blocks.num_used + blocks.num_promised <= 8
-    assert blocks.num_promised == 0, "both have all the blocks that they can ever hold"
+            assert blocks.num_used + blocks.num_reserved <= 8
+    assert blocks.num_reserved == 0, "both have all the blocks that they can ever hold"
     for sequence in (first, second):
         blocks.release(sequence)
-    assert (blocks.num_free, blocks.num_promised) == (9, 0)
+    assert (blocks.num_free, blocks.num_reserved) == (9, 0)
     blocks.check()
 
 

@@ -156,9 +156,9 @@ class Checks:
         if scheduler.num_running != len(tables):
             raise Violation(f"num_running is {scheduler.num_running}, but {len(tables)} sequences run")
         if self.combination.admission != "max_utilization":
-            self._check_promises(tables)
+            self._check_reservations(tables)
 
-    def _check_promises(self, tables: list[list[int]]) -> None:
+    def _check_reservations(self, tables: list[list[int]]) -> None:
         if self.scheduler.num_preemptions:
             raise Violation("a sequence was preempted although its blocks were reserved")
         if self.combination.prefix_caching or self.siblings:
