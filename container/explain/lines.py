@@ -11,7 +11,7 @@ from lmi_server.properties.grammar import Entry
 from lmi_server.properties.handler import is_server_option
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import by_name, shown
-from lmi_server.properties.reference import COMPUTED, OPEN_DEFAULTS
+from lmi_server.properties.reference import COMPUTED
 from lmi_server.values.show import masked
 
 _DEPRECATED = {
@@ -74,5 +74,5 @@ def decided(value: EffectiveValue, plan: Resolved | None) -> EffectiveValue:
         return EffectiveValue(value.key, text, f"{plan.origins[value.key]}{setting}", value.note)
     if value.value:
         return value
-    meaning = OPEN_DEFAULTS.get(value.key, COMPUTED)
+    meaning = by_name()[value.key].default_text or COMPUTED
     return EffectiveValue(value.key, f"({meaning})", value.source, value.note)

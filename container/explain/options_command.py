@@ -7,6 +7,7 @@ import textwrap
 import click
 
 from lmi_server.properties import reference
+from lmi_server.properties.options import OPTIONS
 
 _WIDTH = 100
 
@@ -18,8 +19,9 @@ def options(markdown: bool) -> None:
     if markdown:
         click.echo(reference.markdown(), nl=False)
         return
-    for row in reference.rows():
-        facts = f"{row.accepted}; default {row.default}; engine {row.engine}; {row.status}"
-        click.secho(row.name, bold=True)
-        for text in (facts, row.help):
+    for option in OPTIONS:
+        default = reference.shown_default(option)
+        facts = f"{option.type.accepted}; default {default}; engine {option.engine}; {option.status}"
+        click.secho(option.name, bold=True)
+        for text in (facts, option.help):
             click.echo(textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="    "))

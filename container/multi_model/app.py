@@ -52,7 +52,9 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
             query = request.query_string.decode("latin-1")
             full = f"{target}?{query}" if query else target
             watch, form = ClientWatch.from_environ(request.environ), ErrorForm.of_path(target)
-            lease = manager.lease(choose(body), lambda: watch.disconnected)
+            name = choose(body)
+            with bodies.waiting(0 if manager.model(name).is_ready else len(body)):
+                lease = manager.lease(name, lambda: watch.disconnected)
             sent = send(lease, request.method, full, dict(request.headers), body, watch)
         del body, data  # only bodies that are not sent yet count
         response = relay(sent, form)

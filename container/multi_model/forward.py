@@ -34,20 +34,20 @@ _FAILURES = (OSError, HTTPError, http.client.HTTPException)
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SentRequest:
     """A request that a lease's server is processing. It ends with the response or when the client disconnects."""
 
     connection: HTTPConnection
     lease: ModelLease
     watch: ClientWatch
-    sockets: list[socket.socket]
+    sock: socket.socket | None = None
     """The connection's socket, which `connection` may drop before the response is read."""
 
     def hang_up(self) -> None:
         with contextlib.suppress(OSError):
-            for each in self.sockets:
-                each.shutdown(socket.SHUT_RDWR)
+            if self.sock is not None:
+                self.sock.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
         self.watch.stop()
@@ -67,12 +67,12 @@ def send(
     Raises EngineDied, ClientDisconnected.
     """
     connection = HTTPConnection(HOST, lease.server.port)
-    sent = SentRequest(connection, lease, watch, [])
+    sent = SentRequest(connection, lease, watch)
     with _ended_on_failure(sent):
         if watch.disconnected:  # while its model was loaded
             raise ClientDisconnected
         connection.connect()
-        sent.sockets.append(connection.sock)
+        sent.sock = connection.sock
         passed_on = {name: value for name, value in headers.items() if name.lower() not in _HOP_BY_HOP}
         connection.request(method, target, body, passed_on, preload_content=False, decode_content=False)
         watch.start(sent.hang_up)

@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 def render(manager: ModelManager) -> bytes:
     """Return all metrics in Prometheus' text format."""
-    registry = CollectorRegistry(auto_describe=False)
+    registry = CollectorRegistry()
     registry.register(_ModelsCollector(manager))
     return generate_latest(registry)
 
@@ -30,10 +30,6 @@ def render(manager: ModelManager) -> bytes:
 class _ModelsCollector(Collector):
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
-
-    def describe(self) -> list[Metric]:
-        """Return nothing, because the metrics depend on the models."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         loaded = GaugeMetricFamily("lmi_model_loaded", "Whether the model is loaded", labels=["model"])

@@ -29,6 +29,7 @@ class Bodies:
         self._max_request_size = max_request_size
         self._max_in_flight = max(MIN_BYTES_IN_FLIGHT, 2 * max_request_size)
         self._in_flight = 0
+        self._waiting = 0
 
     @contextmanager
     def json_object(self, request: Request) -> Iterator[dict[str, Any]]:
@@ -66,6 +67,20 @@ class Bodies:
             yield data
         finally:
             self._in_flight -= held
+
+    @contextmanager
+    def waiting(self, num_bytes: int) -> Iterator[None]:
+        """Count a body in flight that waits for a model to load. At most half of the limit may wait.
+
+        Raises Overloaded.
+        """
+        if self._waiting + num_bytes > self._max_in_flight // 2:
+            raise Overloaded("too many large request bodies wait for models to load; try again later")
+        self._waiting += num_bytes
+        try:
+            yield
+        finally:
+            self._waiting -= num_bytes
 
     def _pieces(self, request: Request) -> Iterator[bytes]:
         length = request.content_length

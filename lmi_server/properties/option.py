@@ -55,8 +55,8 @@ class Option:
     """Why values are rejected, or why ignoring them changes nothing."""
     neutral: tuple[Scalar, ...] = ()
     """Accepted values of a rejected option, which change nothing."""
-    lmi_default: str = ""
-    """LMI's default, for options without a field in `LmiConfig`."""
+    default_text: str = ""
+    """Default in words, where that of the field does not say it; LMI's default if there is no field."""
     secret: bool = False
     """Whether the value must never be printed."""
 
@@ -69,7 +69,7 @@ class Option:
     def default(self) -> object:
         """Default of the option's field, or LMI's default if there is no field."""
         if not self.target:
-            return self.lmi_default or None
+            return self.default_text or None
         config: object = LmiConfig()
         for part in self.target.split("."):
             config = getattr(config, part)

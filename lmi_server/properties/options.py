@@ -5,8 +5,8 @@ and docs/options.md. To add an option, add a field with a default and a docstrin
 `lmi_server/config.py` that owns it, and a line with the same name to the table.
 
 Columns: `key`, the name followed by aliases; `status`, see `Status`; `engine`, if only one engine uses the option;
-`type`, see `value_type`; `default`, LMI's default if no field takes the value; `example`; `neutral`, the accepted
-values of a rejected option, which change nothing; `help`; `reason`, why the option is rejected, or `words: why` for
+`type`, see `value_type`; `default`, see `Option.default_text`; `example`; `neutral`, the accepted values of a
+rejected option, which change nothing; `help`; `reason`, why the option is rejected, or `words: why` for
 single values.
 """
 
@@ -73,7 +73,7 @@ def _option(row: dict[str, str]) -> Option:
         example=row["example"],
         reason="" if works else row["reason"],
         neutral=tuple(map(type_.from_text, row["neutral"].split())),
-        lmi_default=row["default"],
+        default_text=row["default"],
         secret=row["type"] == "secret",
     )
 

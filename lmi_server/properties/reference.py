@@ -1,4 +1,4 @@
-"""Documentation of the options: rows for `lmi options`, and the page docs/options.md.
+"""The page docs/options.md, and the defaults of options in words.
 
 `make docs` writes the page. A test compares it with the table.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from lmi_server.properties.environment import variables_of
 from lmi_server.properties.option import Option, Status
@@ -14,18 +13,8 @@ from lmi_server.properties.options import OPTIONS
 from lmi_server.values.scalars import Choice
 from lmi_server.values.show import as_option
 
-OPEN_DEFAULTS = {
-    "option.model_id": "the folder itself",
-    "option.output_formatter": "chosen by each request",
-    "option.revision": "none",
-    "option.max_queued_tokens": "no limit",
-    "option.rolling_batch": "auto, or disable with engine=Python or batch_size above 1",
-    "maxWorkers": "minWorkers with a handler, else no limit",
-    "option.step_trace": "none",
-}
-"""Meaning of an unset option, for options that are not resolved at start-up."""
 COMPUTED = "computed at start-up"
-"""Meaning of any other unset option."""
+"""Meaning of an unset option without a default."""
 
 _HEAD = """# Options
 
@@ -42,35 +31,6 @@ which are accepted with a note.
 |---|---|---|---|"""
 
 
-@dataclass(frozen=True, slots=True)
-class OptionRow:
-    """One option, with its attributes as text."""
-
-    name: str
-    accepted: str
-    default: str
-    engine: str
-    help: str
-    status: str
-    variables: tuple[str, ...]
-
-
-def rows() -> tuple[OptionRow, ...]:
-    """Return all options in the table's order, supported options first."""
-    return tuple(
-        OptionRow(
-            option.name,
-            option.type.accepted,
-            _default(option),
-            option.engine,
-            option.help,
-            option.status.value,
-            _variables(option),
-        )
-        for option in OPTIONS
-    )
-
-
 def markdown() -> str:
     """Return the complete reference page."""
     working = [_section(option) for option in OPTIONS if option.status is Status.WORKS]
@@ -78,9 +38,9 @@ def markdown() -> str:
     return "\n".join([_HEAD, "## Supported options\n", *working, _KNOWN_HEAD, *known]) + "\n"
 
 
-def _default(option: Option) -> str:
-    unset = OPEN_DEFAULTS.get(option.name) or as_option(option.default)
-    return unset or (COMPUTED if option.target else "")
+def shown_default(option: Option) -> str:
+    """Return the default in words, or as it would be written in a file; empty if LMI has none."""
+    return option.default_text or as_option(option.default) or (COMPUTED if option.target else "")
 
 
 def _variables(option: Option) -> tuple[str, ...]:
@@ -92,7 +52,7 @@ def _section(option: Option) -> str:
     engine = "" if option.engine == "any" else f" (engine={option.engine})"
     facts = {
         "accepted": option.type.accepted,
-        "default": _default(option),
+        "default": shown_default(option),
         "example": f"`{option.name}={option.example}`",
         "other names": _quoted(option.aliases),
         "environment": _quoted(_variables(option)),

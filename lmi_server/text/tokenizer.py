@@ -56,7 +56,7 @@ class TextModel:
             FileNotFoundError: the folder has no tokenizer.json.
             ValueError: a file is not valid; the message names the file.
         """
-        tokenizer = _read_tokenizer((tokenizer_folder or folder) / "tokenizer.json")
+        tokenizer = read_tokenizer((tokenizer_folder or folder) / "tokenizer.json")
         config_file = folder / "tokenizer_config.json"
         model_config = read_json(folder / "config.json")
         config = read_json(config_file)
@@ -107,7 +107,8 @@ class TextModel:
         return text
 
 
-def _read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer.json, without its truncation and padding. Raises FileNotFoundError, ValueError."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; the model folder needs a tokenizer.json")
     try:

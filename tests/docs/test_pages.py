@@ -18,8 +18,8 @@ from lmi_server.config import ServerConfig
 from lmi_server.http.body import MIN_BYTES_IN_FLIGHT
 from lmi_server.http.connection import ConnectionLimits
 from lmi_server.http.json_object import MAX_VALUES
+from lmi_server.properties.environment import variables_of
 from lmi_server.properties.options import by_name
-from lmi_server.properties.reference import rows
 from tests.docs.pages import Page, pages, read
 from tests.support.paths import REPO_ROOT
 
@@ -138,7 +138,7 @@ def unknown_command_line_options(page: Page) -> set[str]:
 
 def unknown_environment_variables(page: Page) -> set[str]:
     named = set(re.findall(r"\b(?:LMI|OPTION|SERVING|SAGEMAKER|HF)_[A-Z][A-Z_]*[A-Z]\b", code(page)))
-    listed = {variable for row in rows() for variable in row.variables}
+    listed = {variable for name in by_name() for variable in variables_of(name)}
     return {name for name in named - listed - {"HF_ENDPOINT"} if name not in sources()}
 
 

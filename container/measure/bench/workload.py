@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from container.measure.bench.lengths import Fixed, Lengths, scale_count
 from container.measure.bench.prefixes import Prefixes, block_ids
+from lmi_server.text.tokenizer import read_tokenizer
 
 _COMMON_WORDS = (
     "a I of to in is it on as at by we the and for are was one all can her has out our day get see new two way who "
@@ -93,13 +94,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
             f"{file}: no such file; allowed: a tokenizer.json file or a folder that contains one"
         )
     try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more specific
-        raise BenchError(f"{file}: not a tokenizer: {error}") from error
-    # Some files contain settings from training; the server neither truncates nor pads prompts.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+        return read_tokenizer(file)
+    except ValueError as error:
+        raise BenchError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from container.measure.compare.configurations import BadConfiguration, warnings
 from container.measure.compare.plan import Plan, StoppingRule
 from container.measure.compare.report import Provenance
 from container.measure.compare.results import Comparison, End
-from container.measure.compare.run import ComparisonRunner, Interrupted
+from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.selection import Selection, read_selection, tokenizers_for
 from container.measure.compare.server_process import (
@@ -254,8 +254,6 @@ def run_comparison(
             comparison = ComparisonRunner(
                 configs, plan, tokenizers, start, logs, view, options.step_traces or (options.report and logs)
             ).run()
-        except Interrupted as interrupted:
-            comparison = interrupted.comparison
         except (StopRequested, BenchError):  # no log shows the cause
             shutil.rmtree(logs, ignore_errors=True)
             raise

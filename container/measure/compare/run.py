@@ -46,14 +46,6 @@ def _requests(tokenizer: Path, scenario: Scenario, seed: int) -> tuple[BenchRequ
     return make_requests(scenario.workload, load_tokenizer(tokenizer), seed)
 
 
-class Interrupted(StopRequested):
-    """A stop signal arrived after some complete rounds."""
-
-    def __init__(self, comparison: Comparison) -> None:
-        super().__init__()
-        self.comparison = comparison
-
-
 @dataclass(slots=True)
 class _ServerUse:
     """A running server and its use so far. Updated by the runner."""
@@ -112,10 +104,9 @@ class ComparisonRunner:
     def run(self) -> Comparison:
         """Run all rounds of all configurations. Failed requests are counted and do not end the run.
 
-        A server that fails ends it; the complete rounds are returned if there are any. If a stop signal arrives, they
-        are returned in `Interrupted`.
+        A server that fails or a stop signal ends it. The complete rounds are returned if there are any.
 
-        Raises ServerFailed, NoMetrics, BenchError, Interrupted, StopRequested.
+        Raises BenchError; ServerFailed, NoMetrics, StopRequested before the first complete round.
         """
         shared = {one.name: server for server in shared_servers(self.configs) for one in server.members}
         rounds: list[RoundResult] = []
@@ -146,10 +137,7 @@ class ComparisonRunner:
             if uses:
                 uses[-1].server.kill()
         stays = tuple(use.result() for use in uses if use.served)
-        comparison = replace(comparison, stays=stays, stopped=reason, end=end)
-        if end is End.INTERRUPTED:
-            raise Interrupted(comparison)
-        return comparison
+        return replace(comparison, stays=stays, stopped=reason, end=end)
 
     def _make_requests(self, number: int) -> None:
         seed = self.plan.round_seed(number)

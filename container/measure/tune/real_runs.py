@@ -25,6 +25,7 @@ from container.measure.simulate.simulation import simulate
 from container.measure.simulate.step_times import ScaledTimes, StepTimes
 from container.measure.tune.space import MAX_PROMPT_TOKENS, MAX_SEQUENCES, SearchSpace
 from container.progress import ProgressView
+from container.run.stop_signals import StopRequested
 
 TimesOf = Callable[[SimulatedServer], StepTimes]
 """Returns the step times of a configuration."""
@@ -50,7 +51,9 @@ class RealRuns:
     def run(self, files: Sequence[NamedPath], num_rounds: int, *, traced: bool = False) -> Comparison:
         """Run rounds of each configuration in turn. Configurations that differ only in live settings share a server.
 
-        A server that fails ends the rounds. Raises the errors of `read_configurations` and `ComparisonRunner.run`.
+        A server that fails ends the rounds. A stop signal discards them.
+
+        Raises StopRequested and the errors of `read_configurations` and `ComparisonRunner.run`.
         """
         prepare = preparer(self.environ, self.view)
         configs = read_configurations(files, self.environ, self.machine, prepare)
@@ -60,6 +63,8 @@ class RealRuns:
         traces = folder if traced else None
         runner = ComparisonRunner(configs, plan, tokenizers, self.start, folder, self.view, traces)
         comparison = runner.run()
+        if comparison.end is End.INTERRUPTED:
+            raise StopRequested
         self.num_rounds += len(comparison.rounds)
         return comparison
 

@@ -143,7 +143,7 @@ def _gguf_files(snapshot: Snapshot) -> list[str]:
     if len(found) != 1:
         what = "several GGUF files" if found else f"no GGUF file {wanted}"
         raise ModelNotAvailable(
-            f"{name} has {what}; set option.model_id to one of: {_short(found or listed) or '(none found)'}"
+            f"{name} has {what}; set option.model_id to one of: {short_list(found or listed) or '(none found)'}"
         )
     if snapshot.selection.streamed or not snapshot.selection.with_weights:
         raise ModelNotAvailable(
@@ -151,7 +151,7 @@ def _gguf_files(snapshot: Snapshot) -> list[str]:
         )
     parts = parts_of(found[0])
     if missing := set(parts).difference(paths):
-        raise ModelNotAvailable(f"{name} is incomplete: missing {_short(missing)}")
+        raise ModelNotAvailable(f"{name} is incomplete: missing {short_list(missing)}")
     return parts
 
 
@@ -170,7 +170,7 @@ def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
     if others:
         advice = pickled.advice(name, others) or "save the model as safetensors (save_pretrained does)"
         raise ModelNotAvailable(
-            f"{name} has no {_WEIGHTS} file, only {_short(others)}; weights must be safetensors: {advice}"
+            f"{name} has no {_WEIGHTS} file, only {short_list(others)}; weights must be safetensors: {advice}"
         )
     raise ModelNotAvailable(f"{name} has no {_WEIGHTS} file; found: {_describe_files(top)}")
 
@@ -198,7 +198,7 @@ def keep_shards(snapshot: Snapshot, index: Path) -> Snapshot:
     if missing := sorted(shards - listed):
         raise ModelNotAvailable(
             f"{where} lists {len(shards)} weight files, but {len(missing)} of them are missing: "
-            f"{_short(missing)}; upload them, or upload the whole model again"
+            f"{short_list(missing)}; upload them, or upload the whole model again"
         )
     files = tuple(file for file in snapshot.files if not is_weights(file.path) or file.path in shards)
     return dataclasses.replace(snapshot, files=files)
@@ -224,10 +224,10 @@ def _shards(where: str, index: Path) -> set[str]:
 
 def _describe_files(paths: Iterable[str]) -> str:
     names = list(paths)
-    return _short(names) if names else "no files"
+    return short_list(names) if names else "no files"
 
 
-def _short(paths: Iterable[str]) -> str:
+def short_list(paths: Iterable[str]) -> str:
     """Return at most three of the names, and the number of the others."""
     names = sorted(paths)
     text = ", ".join(

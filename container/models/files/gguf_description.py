@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from container.models.errors import ModelNotAvailable
+from container.models.files.choice import short_list
 from container.models.gguf_names import SUFFIX, is_first, parts_of
 from container.models.publish import make_folder
 from container.progress import ProgressView
@@ -36,7 +37,7 @@ def make_description(file: Path, cache: Path, view: ProgressView) -> Path:
     target = _folder(file, cache)
     if target is None:
         missing = [name for name in parts_of(file.name) if not file.with_name(name).is_file()]
-        raise ModelNotAvailable(f"{file.parent} is incomplete: missing {', '.join(missing)}")
+        raise ModelNotAvailable(f"{file.parent} is incomplete: missing {short_list(missing)}")
     what = f"preparing {file}"
     return make_folder(target, what, _NEEDED_BYTES, view, lambda part: _describe(file, part), " (cached)")
 

@@ -65,15 +65,21 @@ def test_an_archive_may_be_on_this_machine(tmp_path: Path) -> None:
         (tar_of({"../escaped": b"1"}), "outside the destination"),
         (tar_of({"a": b"1", "b": b"2", "c": b"3"}), "too large; allowed: at most 2 files and 500000 bytes"),
         (tar_of({"a": bytes(500_001)}), "too large; allowed: at most 2 files and 500000 bytes"),
+        (tar_of({"a" * 9000: b"1"}), "headers too large; allowed: at most 2048 bytes in total"),
+        (tar_of({"a" * 150: b"1", "b" * 150: b"2"}), "headers too large"),
         (None, "Not Found"),
     ],
-    ids=["not gzip", "not compressed", "cut off", "leads outside", "many files", "large", "missing"],
+    ids=[
+        *("not gzip", "not compressed", "cut off", "leads outside", "many files", "large"),
+        *("long header", "long headers", "missing"),
+    ],
 )
 def test_an_archive_that_cannot_be_extracted_is_rejected(
     content: bytes | None, words: str, s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "_MAX_FILES", 2)
     monkeypatch.setattr(archive, "_MAX_BYTES", 500_000)
+    monkeypatch.setattr(archive, "_MAX_HEADER_BYTES", 2048)
     if content is not None:
         s3.objects["bucket/models/model.tar.gz"] = content
     with pytest.raises(NoModelData, match=words) as caught:

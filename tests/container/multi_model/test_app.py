@@ -17,6 +17,7 @@ from container.multi_model.manager import ModelManager
 from container.multi_model.worker import RouterWorker
 from lmi_server.http import body
 from tests.container.multi_model.fakes import FakeModels
+from tests.container.multi_model.test_loading import close_gates
 from tests.support.logs import Logs
 from tests.support.waiting import wait_until
 
@@ -277,6 +278,27 @@ def test_bodies_that_a_model_has_received_do_not_count(
         finally:
             lab.go.set()
     assert [one.result().status_code for one in running] == [200] * 3
+
+
+def test_bodies_that_wait_for_a_load_leave_room_for_those_of_other_models(
+    lab: FakeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "MIN_BYTES_IN_FLIGHT", 2 * MAX_BYTES)
+    client = client_of(lab.manager("a", "b"))
+    assert client.post("/predictions/b", data=bytes(900)).status_code == 200
+    close_gates(lab, "a")
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            loading = pool.submit(client.post, "/predictions/a", data=bytes(900))
+            wait_until(lambda: "a" in lab.up())
+            second = pool.submit(client.post, "/v1/completions", json={"model": "a", "prompt": "x" * 800})
+            wait_until(second.done)
+            other = client.post("/predictions/b", data=bytes(900))
+        finally:
+            lab.gates["a"].set()
+    assert second.result().status_code == 429
+    assert "wait for models to load" in second.result().get_data(True)
+    assert (other.status_code, loading.result().status_code) == (200, 200)
 
 
 def test_what_the_router_answers_itself_is_logged(folder: FlaskClient, logs: Logs) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from container.models.errors import ModelNotAvailable
+from lmi_server.values.show import without_secrets
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 """A full revision of a repository, which never changes."""
 LIBRARY = "lmi-server"
 """Name of this program in requests to the hub."""
+_DEFAULT_ENDPOINT = "https://huggingface.co"
 _TRUE = ("1", "ON", "YES", "TRUE")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _MAX_SECONDS = 86_400
@@ -50,3 +53,22 @@ def _seconds(environ: Mapping[str, str], name: str) -> float | None:
 def is_offline(environ: Mapping[str, str]) -> bool:
     """Return whether the user has disabled connections to the hub."""
     return next(filter(None, map(environ.get, _OFFLINE)), "").upper() in _TRUE
+
+
+def hub_endpoint(environ: Mapping[str, str]) -> str:
+    """Return the hub's address, which may contain a password.
+
+    Raises ModelNotAvailable if HF_ENDPOINT is not an address.
+    """
+    endpoint = (environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
+    wrong = (
+        f"HF_ENDPOINT={without_secrets(endpoint)} is not an address; allowed: https://host, http://host:port"
+    )
+    try:
+        parts = urlsplit(endpoint)
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise ModelNotAvailable(wrong) from error
+    if not whole:
+        raise ModelNotAvailable(wrong)
+    return endpoint

@@ -15,8 +15,7 @@ from container.models.errors import ModelNotAvailable
 from container.models.files.base import RemoteScheme, folder_or_description, selection
 from container.models.files.bundled import BUNDLED_MODEL
 from container.models.files.fetch import OtherCache
-from container.models.files.hub.endpoint import hub_endpoint
-from container.models.files.hub.settings import COMMIT, is_offline, time_limits
+from container.models.files.hub.settings import COMMIT, hub_endpoint, is_offline, time_limits
 from container.models.files.remote import Remote
 from container.models.gguf_names import split_address
 from container.progress import ProgressView

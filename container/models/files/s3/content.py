@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from container.models.files.checksums import ALGORITHMS, MD5, Algorithm, Hash
+from container.models.files.s3.checksums import ALGORITHMS, MD5, Algorithm, Hash
 
 _PIECE_BYTES = 8 << 20
 """Size of a piece. The CRC of a whole object is combined from CRCs of pieces, which several threads compute."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from container.models.files.checksums import ALGORITHMS
 from container.models.files.retry import RetryBudget
+from container.models.files.s3.checksums import ALGORITHMS
 from container.models.files.s3.content import ObjectPart, decode_digest
 from container.models.files.s3.errors import FAILURES, attempt, is_temporary
 from container.models.files.s3.parts import THREADS, S3Object

@@ -66,7 +66,7 @@ def max_attempts(environ: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class S3Remote:
     """A model under a prefix of a bucket."""
 
@@ -74,8 +74,8 @@ class S3Remote:
     environ: Mapping[str, str] = field(repr=False)
     nested: bool = False
     """Whether objects in folders below the prefix belong to the model."""
-    _clients: list[Any] = field(default_factory=list, repr=False)
-    """The boto3 client, once connected; at most one entry."""
+    _client: Any = field(default=None, init=False, repr=False)
+    """The boto3 client, once connected."""
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ class S3Remote:
     def list_files(self) -> tuple[RemoteFile, ...]:
         max_attempts(self.environ)  # an invalid value is an error before anything is requested
         try:
-            self._clients[:] = [connect(self.environ)]
+            self._client = connect(self.environ)
         except (*FAILURES, ValueError) as error:  # ValueError: an endpoint that is no URL
             raise model_error(error, self.name) from error
         files: list[RemoteFile] = []
@@ -120,7 +120,7 @@ class S3Remote:
     def object_of(self, file: RemoteFile) -> S3Object:
         """Return the object of a listed file."""
         key = f"{self.address.prefix}{file.path}"
-        return S3Object(self._clients[0], self.address.bucket, key, file, max_attempts(self.environ))
+        return S3Object(self._client, self.address.bucket, key, file, max_attempts(self.environ))
 
     def _object(self, file: RemoteFile) -> tuple[S3Object, Mapping[str, Any]]:
         """Return the object of a listed file, and the HeadObject response. Raises ModelNotAvailable."""
@@ -150,7 +150,7 @@ class S3Remote:
 
     def _pages(self, folder: str = "") -> Iterator[Mapping[str, Any]]:
         """Yield the pages of the listing. `s3://b/falcon` does not include `s3://b/falcon-40b/...`."""
-        client, budget = self._clients[0], RetryBudget(attempts=max_attempts(self.environ))
+        client, budget = self._client, RetryBudget(attempts=max_attempts(self.environ))
         prefix = f"{self.address.prefix}{folder}"
         address = {"Bucket": self.address.bucket, "Prefix": prefix}
         if not self.nested:

@@ -24,13 +24,13 @@ _STREAMED = Verification(
 _MADE_HERE = Verification("the listing")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamedS3:
     """A model under a prefix of a bucket, without the content of its weights."""
 
     remote: S3Remote
-    _manifest: list[bytes] = field(default_factory=list, repr=False)
-    """The manifest, once the files are listed; at most one entry."""
+    _manifest: bytes = field(default=b"", init=False, repr=False)
+    """The manifest, once the files are listed."""
 
     @property
     def name(self) -> str:
@@ -39,13 +39,13 @@ class StreamedS3:
     def list_files(self) -> tuple[RemoteFile, ...]:
         files = tuple(file for file in self.remote.list_files() if file.path != MANIFEST)
         weights = tuple(file for file in files if is_safetensors(file.path))
-        self._manifest[:] = [manifest_text(self.remote.address, weights).encode()]
-        digest = hashlib.sha256(self._manifest[0]).hexdigest()
-        return (*files, RemoteFile(MANIFEST, len(self._manifest[0]), digest))
+        self._manifest = manifest_text(self.remote.address, weights).encode()
+        digest = hashlib.sha256(self._manifest).hexdigest()
+        return (*files, RemoteFile(MANIFEST, len(self._manifest), digest))
 
     def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
         if file.path == MANIFEST:
-            target.write_bytes(self._manifest[0])
+            target.write_bytes(self._manifest)
             report(file.size)
             return _MADE_HERE
         if not is_safetensors(file.path):

@@ -20,7 +20,6 @@ from container.measure.compare.compare_command import CompareOptions, compare
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import StoppingRule
 from container.measure.compare.results import Comparison, End
-from container.measure.compare.run import Interrupted
 from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.server_process import ServerFailed, ServerProcess, StartServer
 from container.measure.report.svg import SvgRenderer
@@ -288,10 +287,7 @@ def measure_made_up_speeds(
             first = replace(first, figures=replace(first.figures, num_errors=num_failed))
             if failure:
                 (self.logs / "b.log").write_text("out of memory")
-            comparison = replace(comparison, rounds=(first, *others), stopped=failure, end=end)
-            if end is End.INTERRUPTED:
-                raise Interrupted(comparison)
-            return comparison
+            return replace(comparison, rounds=(first, *others), stopped=failure, end=end)
 
     monkeypatch.setattr(SvgRenderer, "render", lambda self, plot, width: "")  # drawing takes a second
     monkeypatch.setattr(compare_command, "ComparisonRunner", Runner)

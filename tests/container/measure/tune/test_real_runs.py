@@ -20,6 +20,7 @@ from container.measure.compare import run as run_module
 from container.measure.compare.configurations import Configuration, NamedPath
 from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison, End
+from container.measure.compare.run import ComparisonRunner
 from container.measure.compare.server_process import ReadyServer, ServerFailed
 from container.measure.simulate.server import read_server
 from container.measure.simulate.simulation import simulate
@@ -28,6 +29,7 @@ from container.measure.tune.real_runs import RealRuns, learn_times
 from container.measure.tune.space import MAX_PROMPT_TOKENS, MAX_SEQUENCES, SearchSpace
 from container.measure.tune.tune_command import tune
 from container.progress import LogLines
+from container.run.stop_signals import StopRequested
 from tests.container.explain.questions import make_model
 from tests.container.measure.compare.fake_server import Behaviour, FakeServers
 from tests.container.measure.compare.made_up import (
@@ -144,6 +146,16 @@ def test_the_complete_rounds_are_kept_when_a_server_fails(folder: Path, copies: 
     assert (comparison.end, comparison.num_rounds, runs.num_rounds) == (End.SERVER_FAILED, 2, 2)
     with pytest.raises(ServerFailed, match=r"^file: the server exited with code 1$"):
         learn_times(SearchSpace(file, "Python", {}, {"batch_size": ("2", "4")}), runs, copies)
+
+
+def test_a_stop_signal_discards_complete_rounds(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_properties(folder, "engine=Python", "batch_size=2")
+    real_run = ComparisonRunner.run
+    monkeypatch.setattr(ComparisonRunner, "run", lambda self: replace(real_run(self), end=End.INTERRUPTED))
+    with pytest.raises(StopRequested):
+        make_runs(FakeServers(), tmp_path).run([NamedPath("file", folder)], 2)
 
 
 @pytest.mark.parametrize("tpot", [0.003, 0.0])

@@ -141,6 +141,14 @@ def test_a_split_file_is_one_model(tmp_path: Path) -> None:
     assert f"{files[1]} cannot be read" in index.problem
 
 
+def test_a_message_lists_only_some_of_many_missing_files(tmp_path: Path) -> None:
+    file = tmp_path / "m-00001-of-99999.gguf"
+    file.touch()
+    words = r"missing m-00002-of-99999\.gguf, m-00003-of-99999\.gguf, m-00004-of-99999\.gguf and 99995 more$"
+    with pytest.raises(ModelNotAvailable, match=words):
+        _obtain(ModelSource(model_id=str(file)), tmp_path)
+
+
 @pytest.mark.parametrize("size", [100, 0.5])
 def test_a_truncated_file_is_rejected(file: Path, tmp_path: Path, size: float) -> None:
     content = file.read_bytes()

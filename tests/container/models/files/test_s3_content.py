@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from container.models.files.checksums import ALGORITHMS, MD5, Algorithm
+from container.models.files.s3.checksums import ALGORITHMS, MD5, Algorithm
 from container.models.files.s3.content import ContentCheck, ObjectChecksum, ObjectPart, object_checksum
 
 BY_NAME = {algorithm.name: algorithm for algorithm in (*ALGORITHMS, MD5)}

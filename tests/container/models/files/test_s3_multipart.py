@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from boto3.s3.transfer import TransferConfig
 
-from container.models.files.checksums import ALGORITHMS
+from container.models.files.s3.checksums import ALGORITHMS
 from tests.container.models.files.s3_lab import WITHOUT_WEIGHTS, S3Lab, same
 from tests.support.faulty_proxy import (
     Answer,
