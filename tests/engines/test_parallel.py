@@ -29,11 +29,10 @@ def test_a_single_rank_needs_no_communication(tmp_path: Path) -> None:
     gathered = comm.gather_columns(tensor.view(2, 2), [2])
     assert gathered is not None
     assert torch.equal(gathered, torch.arange(4.0).view(2, 2))
-    assert comm.broadcast_plan(b"plan") == b"plan"
     assert comm.all_reduce_max(3) == 3
     assert comm.all_reduce_min(7) == 7
-    with pytest.raises(ValueError, match="only rank must make the plan itself"):
-        comm.broadcast_plan(None)
+    with pytest.raises(NotImplementedError, match="a single rank receives no plans"):
+        comm.receive_plan(0.0)
 
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
