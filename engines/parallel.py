@@ -180,10 +180,13 @@ class NcclCommunicator(MpiCommunicator):
 
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
         # NCCL gathers equal shapes only: pad to the widest part, and cut the result.
-        widest = torch.nn.functional.pad(tensor, (0, max(widths) - tensor.shape[1])).contiguous()
-        parts = [torch.empty_like(widest) for _ in widths]
-        torch.distributed.all_gather(parts, widest)
-        if self.rank != 0:
+        widest = max(widths)
+        if tensor.shape[1] < widest:
+            tensor = torch.nn.functional.pad(tensor, (0, widest - tensor.shape[1]))
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in widths] if self.rank == 0 else None
+        torch.distributed.gather(tensor, parts)
+        if parts is None:
             return None
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
