@@ -46,11 +46,12 @@ class Communicator:
         """
         out.copy_(rows[:, columns.start : columns.stop])
 
-    def broadcast_plan(self, plan: bytes | None) -> bytes:
-        """Send rank 0's plan to all ranks. The others pass None, and sleep until it arrives."""
-        if plan is None:
-            raise ValueError("the only rank must make the plan itself")
-        return plan
+    def send_plan(self, plan: bytes) -> None:
+        """Send rank 0's plan to all other ranks."""
+
+    def receive_plan(self, timeout: float) -> bytes | None:
+        """Return rank 0's next plan; None if it does not arrive within `timeout` seconds. Called on the other ranks."""
+        raise NotImplementedError("a single rank receives no plans")
 
     def all_reduce_max(self, value: int) -> int:
         """Return the largest value of all ranks, on every rank."""
@@ -130,15 +131,16 @@ class MpiCommunicator(Communicator):
         )
         self._comm.Alltoallv([*sent, MPI.BYTE], [*received, MPI.BYTE])
 
-    def broadcast_plan(self, plan: bytes | None) -> bytes:
-        if plan is None:
-            try:
-                return self._plans[0].recv_bytes(_MAX_PLAN_BYTES)
-            except (EOFError, OSError):
-                os._exit(1)  # rank 0 has ended, and has reported why
+    def send_plan(self, plan: bytes) -> None:
         for connection in self._plans:
             connection.send_bytes(plan)
-        return plan
+
+    def receive_plan(self, timeout: float) -> bytes | None:
+        plans = self._plans[0]
+        try:
+            return plans.recv_bytes(_MAX_PLAN_BYTES) if plans.poll(timeout) else None
+        except (EOFError, OSError):
+            os._exit(1)  # rank 0 has ended, and has reported why
 
     def all_reduce_min(self, value: int) -> int:
         from mpi4py import MPI
@@ -178,10 +180,13 @@ class NcclCommunicator(MpiCommunicator):
 
     def gather_columns(self, tensor: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
         # NCCL gathers equal shapes only: pad to the widest part, and cut the result.
-        widest = torch.nn.functional.pad(tensor, (0, max(widths) - tensor.shape[1])).contiguous()
-        parts = [torch.empty_like(widest) for _ in widths]
-        torch.distributed.all_gather(parts, widest)
-        if self.rank != 0:
+        widest = max(widths)
+        if tensor.shape[1] < widest:
+            tensor = torch.nn.functional.pad(tensor, (0, widest - tensor.shape[1]))
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in widths] if self.rank == 0 else None
+        torch.distributed.gather(tensor, parts)
+        if parts is None:
             return None
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 

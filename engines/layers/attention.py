@@ -24,10 +24,15 @@ class SelfAttention:
     params: AttentionParams
     stopwatch: Stopwatch
 
-    def __call__(self, x: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
-        """Compute attention. x: [num_rows, hidden] -> [num_rows, hidden]. The caller sums the results over ranks."""
+    def __call__(
+        self, x: torch.Tensor, cache: KvCache, step: StepAttention, add_to: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute attention. x: [num_rows, hidden] -> [num_rows, hidden]. The caller sums the results over ranks.
+
+        add_to: as in `lmi_kernels.linear`.
+        """
         qkv = lmi_kernels.linear(x, self.qkv)
         self.stopwatch.start()
         out = step.attend(qkv, self.params, cache.layers[self.layer])
         self.stopwatch.stop("attention")
-        return lmi_kernels.linear(out, self.output)
+        return lmi_kernels.linear(out, self.output, add_to)

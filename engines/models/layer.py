@@ -58,7 +58,7 @@ class ParallelLayer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, residual = self._norms.add(x, residual)
         out = self._mlp(inputs[-1], step.slot_mapping)
-        out += self._attention(inputs[0], cache, step)
+        out = self._attention(inputs[0], cache, step, add_to=out)
         return all_reduce(out, self._comm), residual
 
 

@@ -240,10 +240,9 @@ class EngineCore:
             others = iter(sampled)
             return [greedy.get(i) or next(others) for i in range(len(rows))]
         tokens = pending.wait()
-        if pending.host_rows and result.logits is not None:
-            host_rows = list(pending.host_rows)
-            host_tokens = self._sampler.sample(result.logits[host_rows], [rows[i] for i in host_rows])
-            for i, token in zip(host_rows, host_tokens, strict=True):
+        if result.logits is not None:
+            host_tokens = self._sampler.sample(result.logits, [rows[i] for i in pending.host_rows])
+            for i, token in zip(pending.host_rows, host_tokens, strict=True):
                 tokens[i] = token
         return tokens
 

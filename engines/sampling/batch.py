@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from engines.core import SamplingParams
 
+SAMPLED_ROWS = 128
+"""Most rows that the host samples at once. Copies of more logits over a large vocabulary would take gigabytes."""
+
 
 class SamplingRow(NamedTuple):
     """A sequence whose next token is to be sampled."""

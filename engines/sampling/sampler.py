@@ -9,7 +9,7 @@ import torch
 from engines.core import SampledToken, SamplingParams, TokenLogprobs
 from engines.sampling.adjustments import logit_bias, penalties
 from engines.sampling.bans import bans
-from engines.sampling.batch import SamplingBatch, SamplingRow, SequenceState
+from engines.sampling.batch import SAMPLED_ROWS, SamplingBatch, SamplingRow, SequenceState
 from engines.sampling.draw import choose, find_edges
 from engines.sampling.plan import SamplingPlan
 from engines.sampling.report import report
@@ -35,18 +35,32 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._states: dict[str, SequenceState] = {}
-        self._plan = SamplingPlan([], vocab_size, device)
+        self._plans: dict[int, SamplingPlan] = {}
+        """By the index of their first row."""
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
         """Choose a token for each row. A row with beams gets the most likely token, and its continuations in `top`.
 
         logits: [num_rows, vocab_size], any float dtype, row i for `rows[i]`, not changed. -inf bans a token.
         """
-        params = [row.params for row in rows]
-        # Comparing the same objects is cheap: their fields are not read.
-        if params != self._plan.params:
-            self._plan = SamplingPlan(params, self._vocab_size, self._device)
-        plan = self._plan
+        tokens: list[SampledToken] = []
+        for start in range(0, len(rows), SAMPLED_ROWS):
+            part = rows[start : start + SAMPLED_ROWS]
+            params = [row.params for row in part]
+            plan = self._plans.get(start)
+            # Comparing the same objects is cheap: their fields are not read.
+            if plan is None or params != plan.params:
+                plan = self._plans[start] = SamplingPlan(params, self._vocab_size, self._device)
+            tokens += self._sample(logits[start : start + SAMPLED_ROWS], part, plan)
+        return tokens
+
+    def forget(self, sequence_id: str) -> None:
+        """Drop the state of a sequence that has ended. Idempotent."""
+        self._states.pop(sequence_id, None)
+
+    def _sample(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow], plan: SamplingPlan
+    ) -> list[SampledToken]:
         changed = logits
         beams: dict[int, TokenLogprobs] = {}
         if plan.changed:
@@ -63,10 +77,6 @@ class Sampler:
             SampledToken(token, logprobs.get(i), ok, beams.get(i) or tops.get(i, ()))
             for i, (token, ok) in enumerate(zip(chosen.tolist(), finite.tolist(), strict=True))
         ]
-
-    def forget(self, sequence_id: str) -> None:
-        """Drop the state of a sequence that has ended. Idempotent."""
-        self._states.pop(sequence_id, None)
 
     def _apply_steps(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], plan: SamplingPlan

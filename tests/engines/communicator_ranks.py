@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from engines.parallel import MpiCommunicator, make_communicator
+from engines.parallel import Communicator, MpiCommunicator, make_communicator
 from engines.partition import split_evenly
 
 PLANS = [b"", b"x", *(bytes(i % 251 for i in range(n)) for n in (16375, 16376, 16377, 256000, 9, 0))]
@@ -59,17 +59,26 @@ def main() -> None:
 
     plans = []
     for plan in PLANS:
-        plans.append(comm.broadcast_plan(plan if comm.rank == 0 else None) == plan)
+        plans.append(_broadcast(comm, plan) == plan)
     found["plans"] = plans
 
     # The other ranks sleep while rank 0 is idle, so their CPU time does not grow.
     before = _cpu_seconds()
     if comm.rank == 0:
         time.sleep(IDLE_S)
-    comm.broadcast_plan(b"end" if comm.rank == 0 else None)
+    _broadcast(comm, b"end")
     found["idle seconds"] = _cpu_seconds() - before
     assert isinstance(comm, MpiCommunicator) or world_size == 1
     (folder / f"{comm.rank}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def _broadcast(comm: Communicator, plan: bytes) -> bytes:
+    if comm.rank == 0:
+        comm.send_plan(plan)
+        return plan
+    received = comm.receive_plan(timeout=600.0)
+    assert received is not None
+    return received
 
 
 def _cpu_seconds() -> float:

@@ -13,7 +13,7 @@ import torch
 
 from container.run.launch import SUM_ORDER, mpirun_command
 from container.run.mpi import find_mpirun
-from engines.parallel import Communicator, create_store, make_communicator
+from engines.parallel import Communicator, NcclCommunicator, create_store, make_communicator
 from tests.support.paths import REPO_ROOT, child_environment
 
 CPU = torch.device("cpu")
@@ -29,11 +29,36 @@ def test_a_single_rank_needs_no_communication(tmp_path: Path) -> None:
     gathered = comm.gather_columns(tensor.view(2, 2), [2])
     assert gathered is not None
     assert torch.equal(gathered, torch.arange(4.0).view(2, 2))
-    assert comm.broadcast_plan(b"plan") == b"plan"
     assert comm.all_reduce_max(3) == 3
     assert comm.all_reduce_min(7) == 7
-    with pytest.raises(ValueError, match="only rank must make the plan itself"):
-        comm.broadcast_plan(None)
+    with pytest.raises(NotImplementedError, match="a single rank receives no plans"):
+        comm.receive_plan(0.0)
+
+
+@pytest.mark.parametrize("widths", [[3, 3], [4, 3], [3, 4]])
+def test_nccl_gathers_columns_of_different_widths(widths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = torch.arange(5.0 * sum(widths)).view(5, -1)
+    parts = whole.split(widths, dim=1)
+    sent: list[torch.Tensor] = []
+
+    def gather(tensor: torch.Tensor, received: list[torch.Tensor] | None) -> None:
+        assert tensor.is_contiguous()
+        sent.insert(0, tensor)
+        if received is not None:
+            for part, target in zip(sent, received, strict=True):
+                assert target.shape == part.shape
+                target.copy_(part)
+
+    monkeypatch.setattr(torch.distributed, "gather", gather)
+    gathered = []
+    for rank in (1, 0):
+        comm = NcclCommunicator.__new__(NcclCommunicator)
+        comm.rank = rank
+        gathered.append(comm.gather_columns(parts[rank], widths))
+    other, first = gathered
+    assert other is None
+    assert first is not None
+    assert torch.equal(first, whole)
 
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}

@@ -44,6 +44,18 @@ def test_linear_is_accurate_to_fp32(
         assert bool(((y.double() - expected).abs() <= bound).all())
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("exact", [True, False])
+def test_linear_adds_to_a_tensor_in_place(with_bias: bool, exact: bool) -> None:
+    generator = fresh_generator()
+    w = _exact_weight(generator, 37, 5) * (1 if exact else 1 / 3)
+    weight = pack(w, torch.randn(37, generator=generator) if with_bias else None)
+    x, total = torch.randn(3, 5, generator=generator), torch.randn(3, 37, generator=generator)
+    expected = total + linear(x, weight)
+    assert linear(x, weight, add_to=total) is total
+    torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_weights_that_fp16_represents_exactly_are_packed(dtype: torch.dtype) -> None:
     # Zeros of both signs, fp16's subnormals and extremes. bf16 can represent all of them.

@@ -46,8 +46,11 @@ class ThreadCommunicator:
     def exchange_columns(self, rows: torch.Tensor, columns: Any, out: torch.Tensor) -> None:
         out.copy_(torch.cat(self._exchange(rows.clone()))[:, columns.start : columns.stop])
 
-    def broadcast_plan(self, plan: bytes | None) -> bytes:
-        received: bytes = self._exchange(plan)[0]
+    def send_plan(self, plan: bytes) -> None:
+        self._exchange(plan)
+
+    def receive_plan(self, timeout: float) -> bytes:
+        received: bytes = self._exchange(None)[0]
         return received
 
     def all_reduce_max(self, value: int) -> int:

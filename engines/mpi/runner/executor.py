@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from engines.health import EngineState, StatusBoard
+from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import StepResult, StepRunner
 from engines.mpi.scheduler.step_plan import PlanKind, StepPlan
@@ -52,14 +52,16 @@ class StepExecutor:
         """
         self._stopwatch.start()
         if self._comm.world_size > 1:
-            self._comm.broadcast_plan(plan.encode())
+            self._comm.send_plan(plan.encode())
         self._stopwatch.stop("broadcast")
         return self._run(plan, targets, rows)
 
     def follow(self) -> bool:
         """Run the next plan. Called on the other ranks. Returns False when the plan is to stop. Raises RankBroken
         when this rank cannot go on."""
-        plan = StepPlan.decode(self._comm.broadcast_plan(None))
+        while (data := self._comm.receive_plan(IDLE_BEAT_SECONDS)) is None:
+            self._board.beat(self._comm.rank)  # rank 0 may wait longer for a GPU than a heartbeat lasts
+        plan = StepPlan.decode(data)
         if plan.kind is PlanKind.STOP:
             return False
         try:

@@ -160,8 +160,9 @@ class GpuSteps:
             return StepResult(None, scores)
         logits, host_rows = None, sampler.host_rows(table_rows)
         if host_rows and outputs.logits is not None:
-            # Not `[places]`: indexing with a list would make the host wait for a copy to the device.
-            logits = outputs.logits.index_select(0, self._send(np.array(places, dtype=np.int64)))
+            # Not `[host_places]`: indexing with a list would make the host wait for a copy to the device.
+            host_places = np.array([places[i] for i in host_rows], dtype=np.int64)
+            logits = outputs.logits.index_select(0, self._send(host_places))
         with_logprobs, show_alive = sampler.with_logprobs(table_rows), self._stopwatch.show_alive
         pending = PendingDeviceTokens(outputs, places, host_rows, with_logprobs, show_alive)
         return StepResult(logits, scores, pending)

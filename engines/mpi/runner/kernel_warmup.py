@@ -44,13 +44,16 @@ def _run_step(query_lens: list[int], params: SamplingParams, steps: StepRunner, 
 
 
 def _shapes(largest: LargestStep) -> Iterator[list[int]]:
-    """Yield query lengths. For token counts that double: as few chunks as possible, then half of the tokens in one
-    chunk and the rest in short ones."""
+    """Yield query lengths. For token counts that double: as few chunks as possible; half of the tokens in one chunk and
+    the rest in short ones; and one chunk longer than the count with a short one, since launch parameters change just
+    above powers of two."""
     longest = max(1, largest.max_model_len - 1)
     sizes = [2**i for i in range(largest.num_tokens.bit_length()) if 2**i < largest.num_tokens]
     for tokens in (*sizes, largest.num_tokens):
         yield _split_tokens(tokens, longest, longest, largest.num_seqs)
         yield _split_tokens(tokens, min(max(1, tokens // 2), longest), _SHORT, largest.num_seqs)
+        above = min(tokens + 1 + _SHORT, largest.num_tokens)
+        yield _split_tokens(above, min(tokens + 1, longest), _SHORT, largest.num_seqs)
 
 
 def _split_tokens(tokens: int, first: int, others: int, num_seqs: int) -> list[int]:

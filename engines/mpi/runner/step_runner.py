@@ -33,8 +33,7 @@ class StepResult:
     """Result of a step on rank 0; empty on other ranks."""
 
     logits: torch.Tensor | None = None
-    """[num_sampled - len(greedy_tokens), vocab_size], in the plan's order; None when the host samples for no
-    sequence."""
+    """[sequences that the host samples, vocab_size], in the plan's order; None if there are none."""
     prompt_logprobs: list[list[PromptLogprob]] = field(default_factory=list)
     """One list for each sequence that wants them, in the plan's order."""
     pending_tokens: PendingTokens | None = None

@@ -80,8 +80,20 @@ def pack(
     return LinearWeight(None, dense, fp32_bias, None, gated)
 
 
-def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
-    """Return x @ w.T + b, accumulated in fp32. x: [num_rows, in_features] -> [num_rows, out_features] in x's dtype."""
+def linear(x: torch.Tensor, weight: LinearWeight, add_to: torch.Tensor | None = None) -> torch.Tensor:
+    """Return x @ w.T + b, accumulated in fp32.
+
+    Args:
+        x: [num_rows, in_features].
+        add_to: [num_rows, out_features], of x's dtype, overwritten with the sum of itself and the result.
+
+    Returns: [num_rows, out_features] in x's dtype, or `add_to`.
+    """
+    if add_to is not None:
+        if weight.dense is not None and weight.bias is None:
+            return add_to.addmm_(x, weight.dense.t())  # one kernel for product and sum
+        add_to += linear(x, weight)
+        return add_to
     if weight.native is not None:
         return x.recorder.linear(x, weight.native) if isinstance(x, Rows) else Product(weight.native)(x)
     if weight.packed is not None:

@@ -14,6 +14,7 @@ import torch
 
 from engines.core import SampledToken, SamplingParams
 from engines.sampling.batch import SamplingRow
+from engines.sampling.draw import choose
 from engines.sampling.sampler import Sampler
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.randomness import FULL
@@ -261,6 +262,23 @@ def test_results_are_bit_identical_in_any_batch(vocab_size: int) -> None:
             alone[i] for i in indices
         ]
         assert torch.equal(own, before), "the caller's logits are not changed"
+
+
+def test_few_rows_are_sampled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of all logits of hundreds of rows would take gigabytes."""
+    logits, batch = _varied_batch(150, 300)
+    alone = [_sample_alone(logits[i], row) for i, row in enumerate(batch)]
+    sizes = []
+
+    def counting_choose(logits: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append(len(logits))
+        return choose(logits, *arguments)
+
+    monkeypatch.setattr("engines.sampling.sampler.choose", counting_choose)
+    sampler = Sampler(300, CPU)
+    assert sampler.sample(logits, batch) == alone
+    assert sampler.sample(logits.flip(0), batch[::-1]) == alone[::-1]
+    assert sizes == [128, 22, 128, 22]
 
 
 _SAMPLE_IN_NEW_PROCESS = """

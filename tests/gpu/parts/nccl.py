@@ -27,10 +27,6 @@ class _OneRank(NcclCommunicator):
     def all_reduce_max(self, value: int) -> int:
         return value
 
-    def broadcast_plan(self, plan: bytes | None) -> bytes:
-        assert plan is not None
-        return plan
-
 
 def run(context: Context) -> None:
     results = context.results

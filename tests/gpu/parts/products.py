@@ -22,6 +22,7 @@ SHAPES: dict[str, tuple[int, int]] = {
     "Llama-3-8B, down projection": (4096, 14336),
     "Llama-3-8B, LM head": (128256, 4096),
     "Falcon-40B, qkv projection": (9216, 8192),
+    "Falcon-40B, output projection": (8192, 8192),
     "Falcon-40B, up projection": (32768, 8192),
     "Falcon-40B, down projection": (8192, 32768),
 }
@@ -41,18 +42,47 @@ def run(context: Context) -> None:
             with context.results.guard(name):
                 _dense(context, limits, name, outputs, inputs)
             free(context.device)
+    if context.has_time_for(5.0, "Falcon-40B, sums"):
+        with context.results.guard("Falcon-40B, sums"):
+            _sums(context, limits)
+        free(context.device)
     if context.has_time_for(15.0, "Mixtral-8x7B, experts"):
         with context.results.guard("Mixtral-8x7B, experts"):
             _experts(context, limits)
 
 
 def _dense(context: Context, limits: Ceilings, name: str, outputs: int, inputs: int) -> None:
-    copies = 1 if context.smoke else max(2, int(-(-_MIN_BYTES // (2 * outputs * inputs))))
-    weights = [lmi_kernels.pack(context.random(outputs, inputs, scale=inputs**-0.5)) for _ in range(copies)]
+    weights = _weights(context, outputs, inputs)
     for rows in context.size(ROWS, (2,)):
         x = context.random(rows, inputs, dtype=context.size(torch.bfloat16, torch.float32))
         calls: list[Call] = [partial(lmi_kernels.linear, x, weight) for weight in weights]
         _time(context, limits, f"{name}, {rows} rows", calls, product_work(rows, outputs, inputs))
+
+
+def _sums(context: Context, limits: Ceilings) -> None:
+    """Time an output projection whose result is added to that of the MLP: by the product itself, and after it."""
+    outputs, inputs = context.size(SHAPES["Falcon-40B, output projection"], (32, 16))
+    weights, rows = _weights(context, outputs, inputs), context.size(32, 2)
+    x, total = (
+        context.random(rows, width, dtype=context.size(torch.bfloat16, torch.float32))
+        for width in (inputs, outputs)
+    )
+    sums: dict[str, list[Call]] = {
+        "by the product": [partial(lmi_kernels.linear, x, weight, add_to=total) for weight in weights],
+        "after the product": [partial(_add_after, x, weight, total) for weight in weights],
+    }
+    for how, calls in sums.items():
+        name = f"Falcon-40B, output projection, {rows} rows, added {how}"
+        _time(context, limits, name, calls, product_work(rows, outputs, inputs))
+
+
+def _add_after(x: torch.Tensor, weight: lmi_kernels.LinearWeight, total: torch.Tensor) -> torch.Tensor:
+    return total.add_(lmi_kernels.linear(x, weight))
+
+
+def _weights(context: Context, outputs: int, inputs: int) -> list[lmi_kernels.LinearWeight]:
+    copies = 1 if context.smoke else max(2, int(-(-_MIN_BYTES // (2 * outputs * inputs))))
+    return [lmi_kernels.pack(context.random(outputs, inputs, scale=inputs**-0.5)) for _ in range(copies)]
 
 
 def _experts(context: Context, limits: Ceilings) -> None:

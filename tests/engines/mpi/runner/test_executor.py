@@ -1,9 +1,13 @@
-"""One step on all ranks, and the handling of failures. The ranks are fakes in one thread."""
+"""One step on all ranks, heartbeats, and the handling of failures. The ranks are fakes, most of them in one thread."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +16,9 @@ from engines.mpi.runner.executor import RankBroken, StepExecutor, StepFailed
 from engines.mpi.runner.prompt_logprobs import PromptTargets
 from engines.mpi.runner.step_runner import StepResult
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
+from engines.parallel import MpiCommunicator
 from engines.stopwatch import Stopwatch
+from tests.support.waiting import wait_until
 
 _STEP = StepPlan(PlanKind.STEP, [4], [0], [2], [WANT_LOGITS], [1, 2], [4, 0, 1, 7], [5, 6])
 _RESULT = StepResult()
@@ -30,11 +36,11 @@ class _Comm:
         self.agreed: list[int] = []
         self.aborted = False
 
-    def broadcast_plan(self, plan: bytes | None) -> bytes:
-        if plan is None:
-            return self.plan
+    def send_plan(self, plan: bytes) -> None:
         self.sent.append(plan)
-        return plan
+
+    def receive_plan(self, timeout: float) -> bytes:
+        return self.plan
 
     def all_reduce_max(self, value: int) -> int:
         self.agreed.append(value)
@@ -94,7 +100,7 @@ def make_executor(board: StatusBoard, runner: _Runner) -> MakeExecutor:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_the_leader_broadcasts_the_plan_and_returns_the_result(
+def test_the_leader_sends_the_plan_and_returns_the_result(
     make_executor: MakeExecutor, runner: _Runner, board: StatusBoard, world_size: int
 ) -> None:
     comm = _Comm(world_size=world_size)
@@ -123,6 +129,39 @@ def test_a_follower_runs_the_plan_that_it_receives(make_executor: MakeExecutor, 
 def test_a_follower_ends_on_a_stop_plan(make_executor: MakeExecutor, runner: _Runner) -> None:
     assert not make_executor(_Comm(plan=StepPlan(PlanKind.STOP).encode())).follow()
     assert runner.calls == []
+
+
+def test_a_rank_that_waits_for_a_plan_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 may wait longer for a GPU than a heartbeat lasts. Only rank 0's own heartbeat shows that it hangs."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("engines.health.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("engines.mpi.runner.executor.IDLE_BEAT_SECONDS", 0.01)
+    board = StatusBoard.create(tmp_path / "status", 2)
+    board.set_state(EngineState.READY)
+    barrier = threading.Barrier(2, timeout=20)
+
+    def connect(rank: int) -> MpiCommunicator:
+        world = SimpleNamespace(Get_rank=lambda: rank, Get_size=lambda: 2, Barrier=barrier.wait)
+        return MpiCommunicator(world, tmp_path)
+
+    def follow() -> bool:
+        executor = StepExecutor(_Runner(), connect(1), board, Stopwatch(time.perf_counter))  # type: ignore[arg-type]
+        return executor.follow()
+
+    with ThreadPoolExecutor(1) as pool:
+        follower = pool.submit(follow)
+        leader = connect(0)
+        try:
+            for _ in range(2):
+                clock.now += 8
+                board.beat(0)
+                wait_until(lambda: board.read().ready, seconds=20)
+            clock.now += 8
+            time.sleep(0.05)
+            assert not board.read().ready
+        finally:
+            leader.send_plan(StepPlan(PlanKind.STOP).encode())
+        assert not follower.result(timeout=20)
 
 
 _UNPREPARED = pytest.mark.parametrize(

@@ -82,6 +82,36 @@ def test_steps_after_the_warm_up_compile_no_new_variants(kind: str, tuned_for: s
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "largest", "query_lens"),
+    [
+        # More rows than routing loads at a time in a decode step, but few for each expert.
+        ("mixtral", {"num_local_experts": 8}, LargestStep(256, 1, _MAX_MODEL_LEN), [150]),
+        # Chunks of different lengths, of which the longer one needs two tiles.
+        ("llama", {"num_key_value_heads": 8}, LargestStep(128, 8, _MAX_MODEL_LEN), [66, 2]),
+    ],
+    ids=["experts", "chunks"],
+)
+def test_numbers_of_tokens_between_powers_of_two_compile_no_new_variants(
+    kind: str, changes: dict[str, Any], largest: LargestStep, query_lens: list[int], tmp_path: Path
+) -> None:
+    save_model(tmp_path, kind, **_MODELS[kind] | changes, max_position_embeddings=_MAX_MODEL_LEN)
+    with recorded_variants("sm_90") as recorded:
+        runner = make_runner(
+            tmp_path, num_blocks=256, max_model_len=_MAX_MODEL_LEN, max_step_tokens=largest.num_tokens
+        )
+        warm_up_kernels(largest, runner.steps, BLOCK_SIZE)
+        compiled = set(recorded)
+        maker = PlanMaker()
+        for row in range(len(query_lens)):
+            maker.begin(row, range(_MAX_MODEL_LEN // BLOCK_SIZE))
+        plan = maker.plan({row: [0] * count for row, count in enumerate(query_lens)})
+        runner.steps.update(plan)
+        rows = [SamplingRow("a", SamplingParams(max_new_tokens=1), [0], 1) for _ in query_lens]
+        runner.steps.compute(runner.steps.prepare(plan), rows=rows)
+        assert _describe(recorded - compiled) == []
+
+
 _fp32_logits = Decoder.logits
 
 
@@ -120,7 +150,7 @@ def test_requests_that_the_host_samples_compile_no_new_variants(
             logits = runner.steps.compute(runner.steps.prepare(plan), rows=rows).logits
             assert logits is not None
             assert logits.dtype is torch.bfloat16
-            Sampler(runner.config.vocab_size, logits.device).sample(logits[[0, 1]], rows)
+            Sampler(runner.config.vocab_size, logits.device).sample(logits, rows)
         assert _describe(recorded - compiled) == []
 
 

@@ -40,14 +40,18 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> EagerGraphs:
     return found
 
 
-def _decode(runner: LoadedModel, count: int, params: SamplingParams) -> Any:
-    """Run a step of `count` single tokens."""
+_DEVICE, _HOST = SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=1, top_logprobs=1)
+"""Parameters with which the device or the host samples."""
+
+
+def _decode(runner: LoadedModel, *params: SamplingParams) -> Any:
+    """Run a step of single tokens, one for each of `params`."""
     maker = PlanMaker()
-    for row in range(count):
+    for row in range(len(params)):
         maker.begin(row, [row])
-    plan = maker.plan({row: [5] for row in range(count)})
+    plan = maker.plan({row: [5 + row] for row in range(len(params))})
     runner.steps.update(plan)
-    rows = [SamplingRow(f"r{row}", params, [5], 1) for row in range(count)]
+    rows = [SamplingRow(f"r{row}", each, [5 + row], 1) for row, each in enumerate(params)]
     return runner.steps.compute(runner.steps.prepare(plan), rows=rows)
 
 
@@ -66,7 +70,7 @@ def test_padding_is_routed_to_no_expert(
         return experts(x, logits, weights, top_k, slots, *more)
 
     monkeypatch.setattr(lmi_kernels, "experts", recording_experts)
-    _decode(runner, 3, SamplingParams(max_new_tokens=1))
+    _decode(runner, _DEVICE, _DEVICE, _DEVICE)
     assert graphs.num_replays == 1
     assert (seen[-1] >= 0).tolist() == [True, True, True, False]
 
@@ -87,14 +91,14 @@ class _NoListIndices(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_logits_for_the_host_are_not_indexed_by_a_list(tmp_path: Path, graphs: EagerGraphs) -> None:
+def test_the_host_gets_only_the_logits_that_it_samples_from(tmp_path: Path, graphs: EagerGraphs) -> None:
     save_llama(tmp_path, **_SHAPE)
     runner = make_runner(tmp_path)
     with _NoListIndices():
-        result = _decode(runner, 3, SamplingParams(max_new_tokens=1, top_logprobs=1))
+        result = _decode(runner, _HOST, _HOST, _HOST)
     assert graphs.num_replays == 1
     assert result.logits.shape[0] == 3
     # The next replay overwrites the logits of the graph.
     before = result.logits.clone()
-    _decode(runner, 2, SamplingParams(max_new_tokens=1, top_logprobs=1))
+    assert torch.equal(_decode(runner, _HOST, _DEVICE, _HOST).logits, before[[0, 2]])
     assert torch.equal(result.logits, before)
