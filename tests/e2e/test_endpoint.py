@@ -71,6 +71,7 @@ def check_variants_and_update(url: str) -> None:
             reply = runtime.invoke_endpoint(**fields, TargetVariant=variant)
             assert json.load(reply["Body"])["details"]["tokens"][0]["id"] == first
             assert reply["InvokedProductionVariant"] == variant
+        fields["TargetVariant"] = "A"
         reply = runtime.invoke_endpoint_with_response_stream(**fields | {"Body": b'{"stream": true}'})
         with closing(reply["Body"]) as events:
             text = b"".join(event["PayloadPart"]["Bytes"] for event in events)
@@ -81,4 +82,5 @@ def check_variants_and_update(url: str) -> None:
             described = sagemaker.describe_endpoint(EndpointName="my-endpoint")
         assert described["EndpointConfigName"] == "ab"
         assert "first_id" in described["FailureReason"]
-        assert runtime.invoke_endpoint(**fields)["ResponseMetadata"]["HTTPStatusCode"] == 200
+        reply = runtime.invoke_endpoint(**fields | {"TargetVariant": "B"})
+        assert reply["ResponseMetadata"]["HTTPStatusCode"] == 200
