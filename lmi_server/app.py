@@ -18,9 +18,9 @@ from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorForm, ErrorReply, NotFound, status_of
 from lmi_server.generation.formatter import Formatter
 from lmi_server.http.body import Bodies
-from lmi_server.http.client_gone import CLIENT_GONE_STATUS
+from lmi_server.http.client_gone import CLIENT_GONE_STATUS, ClientDisconnected
 from lmi_server.metrics import Metrics
-from lmi_server.request_log import QUIET_PATHS, begin_record, current_record
+from lmi_server.request_log import QUIET_PATHS, begin_record, client_gone, current_record
 from lmi_server.text.tokenizer import TextModel
 
 _logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ def create_app(
 def _register_errors(app: Flask, config: WebConfig, *, needs_admin_token: bool) -> None:
     """`needs_admin_token`: whether the admin API is missing only because no admin token is set."""
     paths = [rule.rule for rule in app.url_map.iter_rules() if not rule.arguments]
+    app.register_error_handler(ClientDisconnected, client_gone)
 
     @app.errorhandler(Exception)
     def on_error(error: Exception) -> Response:

@@ -9,10 +9,11 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flask import g
+from flask import Response, g
 from werkzeug.datastructures import Headers
 
 from lmi_server.generation.generation import TextGeneration
+from lmi_server.http.client_gone import CLIENT_GONE_STATUS, ClientDisconnected
 
 _logger = logging.getLogger(__name__)
 
@@ -71,3 +72,9 @@ def current_record() -> RequestRecord:
     """Return the record of the current request."""
     record: RequestRecord = g.lmi_record
     return record
+
+
+def client_gone(_: ClientDisconnected) -> Response:
+    """Record that the client disconnected. Return a response, which only the counters see."""
+    current_record().finish = "client_gone"
+    return Response(status=CLIENT_GONE_STATUS)

@@ -24,10 +24,10 @@ from container.multi_model.served_model import ServedModel
 from engines.errors import EngineError, InvalidRequest
 from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.http.body import Bodies
-from lmi_server.http.client_gone import CLIENT_GONE_STATUS, ClientDisconnected, ClientWatch
+from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.http.json_object import parse_object
 from lmi_server.http.json_reply import json_response
-from lmi_server.request_log import QUIET_PATHS, begin_record, current_record
+from lmi_server.request_log import QUIET_PATHS, begin_record, client_gone, current_record
 from lmi_server.values.show import as_json
 
 _MOST_LISTED = 100
@@ -154,10 +154,7 @@ def _register_replies(app: Flask, max_request_size: int) -> None:
             response.call_on_close(partial(record.log, request.method, path, response.status_code))
         return response
 
-    @app.errorhandler(ClientDisconnected)
-    def on_disconnect(error: ClientDisconnected) -> Response:
-        current_record().finish = "client_gone"
-        return Response(status=CLIENT_GONE_STATUS)
+    app.register_error_handler(ClientDisconnected, client_gone)
 
     @app.errorhandler(Exception)
     def on_error(error: Exception) -> Response:

@@ -21,7 +21,7 @@ from lmi_server.generation.candidates import HttpRequest
 from lmi_server.generation.formatter import errors_of_returned_body
 from lmi_server.generation.generation import TextGeneration
 from lmi_server.generation.turns import in_turns
-from lmi_server.http.client_gone import CLIENT_GONE_STATUS, ClientDisconnected, ClientWatch
+from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.http.framing import UNBUFFERED, split_records
 from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import RequestRecord, current_record
@@ -32,16 +32,13 @@ _logger = logging.getLogger(__name__)
 def answer(context: ApiContext, parse: Parse) -> Response:
     """Answer the current request. `parse` parses its body.
 
-    Raises `EngineError` for every failure before the first byte is sent.
+    Raises `EngineError` for every failure before the first byte is sent, and `ClientDisconnected`.
     """
     record = current_record()
     context.require_ready()
     tenant = tenant_of(request.headers)
-    try:
-        with _read_body(context) as body:
-            call = parse(context, body)
-    except ClientDisconnected:
-        return client_gone(record)
+    with _read_body(context) as body:
+        call = parse(context, body)
     if context.output_formatter is not None:
         client = ClientWatch.from_environ(request.environ)
         call = replace(call, reply=FormattedReply(call, context.output_formatter, client))
@@ -55,19 +52,10 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     record.generation = generation
     try:
         return _respond(call, generation, record)
-    except ClientDisconnected:
-        generation.close()
-        return client_gone(record)
     except BaseException:
         # This includes the shutdown of a worker: the engine must stop computing an answer that nobody receives.
         generation.close()
         raise
-
-
-def client_gone(record: RequestRecord) -> Response:
-    """Record that the client disconnected. Return a response, which only the counters see."""
-    record.finish = "client_gone"
-    return Response(status=CLIENT_GONE_STATUS)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from engines.errors import EngineError, error_from_kind
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from lmi_server.apis.base import ServerContext
 from lmi_server.apis.handler.request import invocation
-from lmi_server.apis.serve import client_gone
 from lmi_server.errors import ErrorForm, ErrorReply
 from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.http.framing import JSON_LINES, SSE, UNBUFFERED
@@ -49,7 +48,10 @@ def api(context: ServerContext) -> Blueprint:
 
 
 def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
-    """Answer the current request. Raises `EngineError` for every failure before the handler answers."""
+    """Answer the current request.
+
+    Raises `EngineError` for every failure before the handler answers, and `ClientDisconnected`.
+    """
     record = current_record()
     context.require_ready()
     with context.bodies.raw(request) as data:
@@ -67,9 +69,6 @@ def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
         response.headers.setdefault(UNBUFFERED, "no")
         # A generator that was never started does not run its `finally` block.
         response.call_on_close(pieces.close)
-    except ClientDisconnected:
-        pieces.close()
-        return client_gone(record)
     except BaseException:
         pieces.close()
         raise
