@@ -61,7 +61,7 @@ class ApiContext(ServerContext):
 
 
 class Reply(Protocol):
-    """Writes the answer to one call. It may keep state."""
+    """Writes the answer to one call. It may keep state. Records of a stream are returned with their framing."""
 
     @property
     def streamed(self) -> bool:
@@ -74,14 +74,14 @@ class Reply(Protocol):
     def body(self, result: GenerationResult) -> Any:
         """Return the JSON value of a whole answer."""
 
-    def start(self) -> str:
-        """Return the text that begins a stream."""
+    def start(self) -> list[str]:
+        """Return the records that begin a stream."""
 
-    def records(self, output: TextOutput) -> str:
-        """Return the records for one output. May be empty."""
+    def records(self, output: TextOutput) -> list[str]:
+        """Return the records for one output."""
 
-    def end(self, result: GenerationResult) -> str:
-        """Return the text that ends a successful stream. May be empty."""
+    def end(self, result: GenerationResult) -> list[str]:
+        """Return the records that end a successful stream."""
 
     def failure(self, error: ErrorReply) -> str:
         """Return the last record of a failed stream."""

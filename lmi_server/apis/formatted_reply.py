@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,9 @@ from lmi_server.generation.generation import GenerationResult
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.framing import JSON_LINES, SSE, SSE_DONE, Framing
 
+_RECORD = re.compile(r"\{[^\n]*\}\n(?!\n)|.+?(?:\n\n|\Z)", re.DOTALL)
+"""A JSON line or a server-sent event in the text of a formatter, which may write several. Other text stays together."""
+
 
 class FormattedReply:
     """A reply with records rewritten by a user's formatter. Stateful: it keeps the tokens of each streamed answer."""
@@ -31,7 +35,7 @@ class FormattedReply:
         self._reads_tokens = True
         """Whether the formatter reads tokens. Known after its first response."""
         self._tokens: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-        self._opening = ""
+        self._opening: list[str] = []
         """Records that begin the stream. The formatter gets them with the first output."""
         self.streamed = reply.streamed
         self.content_type = reply.content_type
@@ -50,39 +54,40 @@ class FormattedReply:
             return msgspec.Raw(values[0].encode())
         return values if isinstance(body, list) or len(values) > 1 else values[0]
 
-    def start(self) -> str:
+    def start(self) -> list[str]:
         self._opening = self._reply.start()
-        return ""
+        return []
 
-    def records(self, output: TextOutput) -> str:
-        text, self._opening = self._opening + self._reply.records(output), ""
+    def records(self, output: TextOutput) -> list[str]:
+        frames, self._opening = [*self._opening, *self._reply.records(output)], []
         answers = {"answers": [self._all_tokens(output)]} if self._reads_tokens else {}
-        return self._rewritten(text, answers)
+        return self._rewritten(frames, answers)
 
-    def end(self, result: GenerationResult) -> str:
-        text = self._reply.end(result)
+    def end(self, result: GenerationResult) -> list[str]:
         if self._reads_tokens:
-            return ""  # the formatter has written the whole response
-        done = SSE_DONE if text.endswith(SSE_DONE) else ""
-        text = text.removesuffix(done)
-        return (self._rewritten(text, {}) if text else "") + done
+            return []  # the formatter has written the whole response
+        frames = self._reply.end(result)
+        done = [frame for frame in frames if frame == SSE_DONE]
+        rest = frames[: len(frames) - len(done)]
+        return [*self._rewritten(rest, {}), *done] if rest else done
 
     def failure(self, error: ErrorReply) -> str:
         return self._reply.failure(error)
 
-    def _rewritten(self, text: str, answers: dict[str, Any]) -> str:
-        """Return the records in `text`, or the tokens in `answers`, as the formatter rewrites them."""
-        frames = [line for line in text.splitlines() if line]
+    def _rewritten(self, frames: Sequence[str], answers: dict[str, Any]) -> list[str]:
+        """Return the records in `frames`, or the tokens in `answers`, as the formatter rewrites them."""
         records = [msgspec.json.decode(frame.removeprefix(SSE.prefix)) for frame in frames]
         rewritten = self._formatter.rewrite_response({"records": records, **answers}, self._client)
         self._reads_tokens = rewritten.reads_tokens
         framing = SSE if frames and frames[0].startswith(SSE.prefix) else JSON_LINES
         if rewritten.reads_tokens:
-            return "".join(rewritten.results)
-        return "".join(
-            _ended(value, framing) if isinstance(value, str) else framing.frame(value)
-            for value in rewritten.results
-        )
+            texts = rewritten.results
+        else:
+            texts = [
+                _ended(value, framing) if isinstance(value, str) else framing.frame(value)
+                for value in rewritten.results
+            ]
+        return _RECORD.findall("".join(texts))
 
     def _whole_answer(self, prompt: int, completions: Sequence[Completion]) -> dict[str, Any]:
         """Return all answers to a prompt for the formatter, with the prompt's tokens if they are reported."""

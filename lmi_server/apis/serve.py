@@ -22,7 +22,7 @@ from lmi_server.generation.formatter import errors_of_returned_body
 from lmi_server.generation.generation import TextGeneration
 from lmi_server.generation.turns import in_turns
 from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
-from lmi_server.http.framing import UNBUFFERED, split_records
+from lmi_server.http.framing import UNBUFFERED
 from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import RequestRecord, current_record
 
@@ -130,14 +130,14 @@ def _stream(
     """
     record.finish = "client_gone"  # unless the stream reaches its end
     try:
-        yield from _chunks(call.reply.start())
+        yield from map(str.encode, call.reply.start())
         # After a slow write, many outputs are available. Reading them does not switch greenlets.
         for output in in_turns(itertools.chain([first], outputs)):
-            frames = call.reply.records(output)
+            records = call.reply.records(output)
             if generation.finished:
-                frames += call.reply.end(generation.result)
+                records += call.reply.end(generation.result)
                 record.finish = _finish_reasons(generation)
-            yield from _chunks(frames)
+            yield from map(str.encode, records)
     except ClientDisconnected:
         return
     except Exception as error:
@@ -145,10 +145,6 @@ def _stream(
             _logger.exception("%s stream failed", record.id)
         problem = ErrorReply.from_exception(error)
         record.finish = problem.kind
-        yield from _chunks(call.reply.failure(problem))
+        yield call.reply.failure(problem).encode()
     finally:
         generation.close()
-
-
-def _chunks(frames: str) -> Iterator[bytes]:
-    return map(str.encode, split_records(frames))

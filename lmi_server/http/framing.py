@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +21,6 @@ class Framing:
         return self.prefix + dump(record) + self.suffix
 
 
-def split_records(text: str) -> list[str]:
-    """Return the JSON lines and server-sent events in a text one by one. Other text stays together."""
-    return _RECORD.findall(text)
-
-
-_RECORD = re.compile(r"\{[^\n]*\}\n(?!\n)|.+?(?:\n\n|\Z)", re.DOTALL)
 UNBUFFERED = "X-Accel-Buffering"
 """Header of streams, with the value `no`: nginx then passes on each record at once."""
 JSON_LINES = Framing("application/jsonlines", "", "\n")

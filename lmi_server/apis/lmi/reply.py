@@ -60,10 +60,10 @@ class LmiReply:
             start += request.n
         return bodies if self._as_list else bodies[0]
 
-    def start(self) -> str:
-        return ""
+    def start(self) -> list[str]:
+        return []
 
-    def records(self, output: TextOutput) -> str:
+    def records(self, output: TextOutput) -> list[str]:
         """Return a record for each token. The last record of an answer also carries the whole text and the details."""
         records = [self._record(token) for token in output.tokens]
         if output.completion is not None:
@@ -75,10 +75,10 @@ class LmiReply:
             last["generated_text"] = self._text(request, output.completion)
             if self._shows_details:
                 last["details"] = self._details(request, output.completion)
-        return "".join(self._framing.frame(record) for record in records)
+        return [self._framing.frame(record) for record in records]
 
-    def end(self, result: GenerationResult) -> str:
-        return ""
+    def end(self, result: GenerationResult) -> list[str]:
+        return []
 
     def failure(self, error: ErrorReply) -> str:
         return self._framing.frame(error.body(ErrorForm.LMI))

@@ -40,19 +40,19 @@ class ChatReply(OpenAiReply):
         prompt = {**self._prompt_ids(0), **prompt_logprobs(result.completions[0].prompt_tokens)}
         return {**self._body(choices, result), **prompt}
 
-    def start(self) -> str:
+    def start(self) -> list[str]:
         role = {"role": "assistant", "content": ""}
         first, *others = (self._delta(index, role) for index in range(self._num_choices))
         prompt = self._prompt_ids(0)
-        return self._chunk(first, prompt) + "".join(map(self._chunk, others))
+        return [self._chunk(first, prompt), *map(self._chunk, others)]
 
-    def _records(self, output: TextOutput) -> str:
+    def _records(self, output: TextOutput) -> list[str]:
         if not output.tokens and output.completion is None:
-            return ""
+            return []
         tokens = output.released if self._shows_logprobs else ()
         reason = None if output.completion is None else FINISH_REASONS[output.completion.finish_reason]
         delta = self._delta(output.index, {"content": output.shown}, tokens, reason)
-        return self._chunk(delta | self._token_ids(output.tokens))
+        return [self._chunk(delta | self._token_ids(output.tokens))]
 
     def _delta(
         self,

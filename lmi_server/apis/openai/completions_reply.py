@@ -43,13 +43,13 @@ class CompletionsReply(OpenAiReply):
         choices = [self._full_choice(index, done) for index, done in enumerate(result.completions)]
         return self._body(choices, result)
 
-    def start(self) -> str:
+    def start(self) -> list[str]:
         if self._num_top is not None:
-            return ""  # the prompt follows with its log-probabilities
-        chunks = (self._choice(index, text, (), None) for index, text in enumerate(self._echoed) if text)
-        return "".join(map(self._chunk, chunks))
+            return []  # the prompt follows with its log-probabilities
+        choices = (self._choice(index, text, (), None) for index, text in enumerate(self._echoed) if text)
+        return list(map(self._chunk, choices))
 
-    def _records(self, output: TextOutput) -> str:
+    def _records(self, output: TextOutput) -> list[str]:
         text = output.shown
         prompt_tokens: tuple[TokenText, ...] = ()
         tokens: tuple[TokenText, ...] = ()
@@ -59,9 +59,9 @@ class CompletionsReply(OpenAiReply):
                 text = self._echoed[output.index] + text
                 prompt_tokens = output.prompt_tokens
         if not prompt_tokens and not output.tokens and output.completion is None:
-            return ""
+            return []
         choice = self._choice(output.index, text, tokens, output.completion, prompt_tokens)
-        return self._chunk(choice | self._ids(output.index, output.tokens))
+        return [self._chunk(choice | self._ids(output.index, output.tokens))]
 
     def _ids(self, index: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
         """Return the token ids if requested, and in the first chunk with tokens of a choice those of its prompt."""

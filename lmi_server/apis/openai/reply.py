@@ -55,23 +55,23 @@ class OpenAiReply(ABC):
     def content_type(self) -> str:
         return self._framing.content_type
 
-    def records(self, output: TextOutput) -> str:
+    def records(self, output: TextOutput) -> list[str]:
         self._num_generated += len(output.tokens)
         return self._records(output)
 
     @abstractmethod
-    def _records(self, output: TextOutput) -> str:
+    def _records(self, output: TextOutput) -> list[str]:
         """Return the chunk for one output. Tokens without visible text have one too, as in vLLM, because clients
         measure the times between chunks."""
 
-    def end(self, result: GenerationResult) -> str:
+    def end(self, result: GenerationResult) -> list[str]:
         """Return the token counts, if the client requested them, and the end of the stream."""
-        done = SSE_DONE if self._framing is SSE else ""
+        done = [SSE_DONE] if self._framing is SSE else []
         if not self._include_usage:
             return done
         counts = self._usage(result.num_generated, result.num_cached_tokens)
         usage = {**self._head(self.chunk_kind), "choices": [], "usage": counts}
-        return self._framing.frame(usage) + done
+        return [self._framing.frame(usage), *done]
 
     def failure(self, error: ErrorReply) -> str:
         return self._framing.frame(error.body(self._error_form))
