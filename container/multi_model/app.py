@@ -23,6 +23,7 @@ from container.multi_model.names import check_name, folder_of_url
 from container.multi_model.served_model import ServedModel
 from engines.errors import EngineError, InvalidRequest
 from lmi_server.errors import ErrorForm, ErrorReply
+from lmi_server.http import custom_attributes
 from lmi_server.http.body import Bodies
 from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.http.json_object import parse_object
@@ -31,8 +32,6 @@ from lmi_server.request_log import QUIET_PATHS, begin_record, client_gone, curre
 from lmi_server.values.show import as_json
 
 _MOST_LISTED = 100
-_CUSTOM_ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
-_IN_ATTRIBUTES = re.compile(r"(?:^|;)\s*model_name=([^;]*)")
 _INVOCATIONS = "/invocations"
 _logger = logging.getLogger(__name__)
 
@@ -179,8 +178,9 @@ def _requested_model(manager: ModelManager, body: bytes, in_body: bool) -> str:
     if not in_body:
         if name := request.args.get("model_name"):
             return name
-        if match := _IN_ATTRIBUTES.search(request.headers.get(_CUSTOM_ATTRIBUTES, "")):
-            return match[1].strip()
+        attributes = custom_attributes.pairs(request.headers.get(custom_attributes.HEADER, ""))
+        if (name := dict(attributes).get("model_name")) is not None:
+            return name
     if len(names) == 1:
         return names[0]
     if in_body or b'"model"' in body:

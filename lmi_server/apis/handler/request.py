@@ -24,9 +24,9 @@ from werkzeug.sansio.multipart import (
 
 from engines.errors import InvalidRequest
 from engines.invocations import Invocation
+from lmi_server.http import custom_attributes
 from lmi_server.request_log import RequestRecord
 
-_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _MAX_PARTS = 1000
 _MAX_HEADER_BYTES = 8 * 1024
 """Maximum number of bytes of the headers of a part, and of what precedes the first part. It keeps the time to parse the
@@ -37,9 +37,8 @@ _PIECE_BYTES = 64 * 1024
 
 def invocation(request: Request, data: bytearray, record: RequestRecord) -> Invocation:
     """Create the handler's input. `data`: the body. Raises `InvalidRequest` if a form cannot be parsed."""
-    properties = dict(request.headers.items())
-    for name in [name for name in properties if name.lower() == _ATTRIBUTES]:
-        properties |= _attributes(properties[name])
+    attributes = custom_attributes.pairs(request.headers.get(custom_attributes.HEADER, ""))
+    properties = {**dict(request.headers.items()), **dict(attributes)}
     properties["requestId"] = record.label
     content = (
         *_parts(request, data),
@@ -47,12 +46,6 @@ def invocation(request: Request, data: bytearray, record: RequestRecord) -> Invo
     )
     # A handler takes an input without content for the initial call, in which it loads its model.
     return Invocation(record.id, record.arrival_time, properties, content or (("data", b""),))
-
-
-def _attributes(text: str) -> dict[str, str]:
-    """Parse custom attributes as LMI does: `a=b;c=d`. Items without `=` are ignored."""
-    pairs = (item.partition("=") for item in text.split(";"))
-    return {name.strip(): value.strip() for name, is_pair, value in pairs if is_pair and name.strip()}
 
 
 def _parts(request: Request, data: bytearray) -> Iterator[tuple[str, bytes]]:

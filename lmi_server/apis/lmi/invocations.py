@@ -37,6 +37,7 @@ from lmi_server.apis.prompts import (
 from lmi_server.apis.serve import answer
 from lmi_server.errors import ErrorForm, InvalidField
 from lmi_server.generation.answer_text import GenerationRequest
+from lmi_server.http import custom_attributes
 from lmi_server.http.framing import JSON_LINES, SSE, Framing
 from lmi_server.values.base import is_integer
 from lmi_server.values.show import as_json, names_in_log
@@ -61,10 +62,7 @@ _ACCEPTED_FORMATS = {
     "application/json": None,
     "*/*": None,
 }
-_ATTRIBUTES_HEADER = "X-Amzn-SageMaker-Custom-Attributes"
 _ATTRIBUTES = re.compile(r"[\x20-\x7e]{0,1024}")
-_PAIR = re.compile(r"([^;=]+)=([^;]*)")
-"""A pair in custom attributes, such as `a=b;c=d`."""
 _UNSUPPORTED_HEADERS = {
     "X-Amzn-SageMaker-Adapter-Identifier": "LoRA adapters",
     "X-Amzn-SageMaker-Session-Id": "stateful sessions",
@@ -90,7 +88,7 @@ def invoke(context: ApiContext) -> Response:
 
         @after_this_request
         def repeat_attributes(response: Response) -> Response:
-            response.headers[_ATTRIBUTES_HEADER] = attributes
+            response.headers[custom_attributes.HEADER] = attributes
             return response
 
     _refuse_pagination(attributes or "")
@@ -99,10 +97,10 @@ def invoke(context: ApiContext) -> Response:
 
 def _custom_attributes() -> str | None:
     """Return the custom attributes of the request. Every response repeats them. Raises `InvalidField`."""
-    value = request.headers.get(_ATTRIBUTES_HEADER)
+    value = request.headers.get(custom_attributes.HEADER)
     if value is not None and not _ATTRIBUTES.fullmatch(value):
         raise InvalidField(
-            _ATTRIBUTES_HEADER,
+            custom_attributes.HEADER,
             f"given {len(value)} characters; accepted: at most 1024, all of them visible ASCII",
         )
     return value
@@ -110,8 +108,8 @@ def _custom_attributes() -> str | None:
 
 def _refuse_pagination(attributes: str) -> None:
     """Raise `InvalidField` for LMI's pagination: a header or custom attribute that asks for a stored response."""
-    for name, value in (*request.headers.items(), *_PAIR.findall(attributes)):
-        name, value = name.strip().lower(), value.strip()
+    for name, value in (*request.headers.items(), *custom_attributes.pairs(attributes)):
+        name = name.lower()
         if name == "x-starting-token" or (name == "x-synchronous" and value.lower() != "true"):
             reason = 'but responses are not stored and paged; to get one in parts, send "stream": true'
             raise InvalidField(name, f"given {as_json(value)}, {reason}; accepted: none")

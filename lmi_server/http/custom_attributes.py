@@ -1,0 +1,11 @@
+"""SageMaker's header for custom attributes, with LMI's syntax of names and values: `a=b;c=d`."""
+
+from __future__ import annotations
+
+HEADER = "X-Amzn-SageMaker-Custom-Attributes"
+
+
+def pairs(attributes: str) -> list[tuple[str, str]]:
+    """Return the names and values, without spaces around them. Items without a name or `=` are ignored."""
+    items = (item.partition("=") for item in attributes.split(";"))
+    return [(name.strip(), value.strip()) for name, equals, value in items if equals and name.strip()]
