@@ -95,7 +95,7 @@ class Call:
     """At least one request."""
     reply: Reply
     parameters: Mapping[str, Any]
-    """The body's parameters for a formatter, including `stream`."""
+    """The body's parameters for the output formatter, including `stream`; empty without one."""
     priority: int
     """Priority under the engine's `priority` policy. Smaller values are scheduled first."""
     timeout: float | None

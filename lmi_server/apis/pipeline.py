@@ -18,11 +18,15 @@ from lmi_server.apis.parameters.combinations import (
 from lmi_server.apis.parameters.row import Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport, check_vocabulary
 from lmi_server.apis.prompts import Prompt, generation_requests
-from lmi_server.errors import ErrorForm
+from lmi_server.errors import ErrorForm, InvalidField
 from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.http.framing import SSE, Framing
+from lmi_server.http.json_reply import dump
 
 Body = Mapping[str, Any]
+
+_MAX_FORMATTER_BYTES = 64 * 1024
+"""Maximum number of bytes of the parameters, as JSON, that an output formatter gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ class BodyFormat:
     best_of_is_n: bool = False
     """Whether `n` defaults to `best_of`, and the most likely answer comes first, as in LMI. Otherwise `n` defaults to
     1, and answers are only ranked if `best_of` is more than `n`."""
+    shows_prompt: Callable[[BodyFields, AnswerCounts], bool] = lambda *_: False
+    """Returns whether the answer contains the prompt as the client wrote it."""
     streams_choices: bool = True
     """Whether a stream may carry several answers."""
 
@@ -121,7 +127,22 @@ def parse(context: ApiContext, body: Body, body_format: BodyFormat, conventions:
         default_max_new_tokens=body_format.default_max_new_tokens,
         cut_to_context=conventions.cut_to_context,
         continues_prompt=body_format.continues_prompt,
+        keeps_text=context.output_formatter is not None or body_format.shows_prompt(fields, counts),
     )
     reply = body_format.make_reply(context, fields, requests, conventions)
-    given = {**parameters.given, "stream": streamed}
+    given = _formatter_parameters(context, parameters, streamed)
     return Call(requests, reply, given, parameters["priority"], parameters["timeout"])
+
+
+def _formatter_parameters(context: ApiContext, parameters: Parameters, streamed: bool) -> dict[str, Any]:
+    """Return the body's parameters for the output formatter; empty without one. Raises `InvalidField`."""
+    if context.output_formatter is None:
+        return {}  # the body is not needed while the answer is generated
+    given = {**parameters.given, "stream": streamed}
+    size = len(dump(given).encode())
+    if size > _MAX_FORMATTER_BYTES:
+        accepted = (
+            f"at most {_MAX_FORMATTER_BYTES} with an output formatter, which gets them with every output"
+        )
+        raise InvalidField("parameters", f"given {size} bytes; accepted: {accepted}")
+    return given

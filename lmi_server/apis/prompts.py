@@ -201,11 +201,12 @@ def generation_requests(
     default_max_new_tokens: int | None,
     cut_to_context: bool,
     continues_prompt: bool,
+    keeps_text: bool,
 ) -> tuple[GenerationRequest, ...]:
     """Create one request for each prompt.
 
     `default_max_new_tokens`: None for the rest of the context. `cut_to_context`: cut an output that does not fit the
-    context instead of rejecting the request.
+    context instead of rejecting the request. `keeps_text`: keep the texts of the prompts.
 
     Raises `ContextTooLong` if a prompt and its output do not fit, and `InvalidField`.
     """
@@ -217,7 +218,7 @@ def generation_requests(
         own = replace(sampling, max_new_tokens=max_new_tokens, seed=make_seed(parameters))
         requests.append(
             GenerationRequest(
-                prompt.text,
+                prompt.text if keeps_text else "",
                 prompt.token_ids,
                 own,
                 rules,

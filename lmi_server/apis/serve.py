@@ -39,6 +39,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     tenant = tenant_of(request.headers)
     with _read_body(context) as body:
         call = parse(context, body)
+    del body  # it may be large
     if context.output_formatter is not None:
         client = ClientWatch.from_environ(request.environ)
         call = replace(call, reply=FormattedReply(call, context.output_formatter, client))

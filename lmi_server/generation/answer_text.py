@@ -42,7 +42,8 @@ class GenerationRequest:
     """A validated prompt with its parameters. All values are checked, and all defaults are set."""
 
     prompt: str
-    """The prompt as the client wrote it. Used for `return_full_text`, `echo` and `details.inputs`."""
+    """The prompt as the client wrote it. Used for `return_full_text`, `echo`, `details.inputs` and output formatters;
+    empty if none of them needs it."""
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     rules: TextRules

@@ -16,7 +16,7 @@ from lmi_server.generation.formatter import Formatter, Rewritten
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.json_reply import dump
 from lmi_server.text.tokenizer import TextModel
-from tests.lmi_server.bodies import BODIES, PROMPT, post
+from tests.lmi_server.bodies import BODIES, PROMPT, post, refusal_of
 from tests.lmi_server.conftest import ANSWER
 from tests.lmi_server.fakes import FakeEngine, encode, says, tokens, top, web_config
 from tests.lmi_server.malformed_bodies import CHAT
@@ -153,6 +153,14 @@ def test_the_request_is_passed_on(ask: Ask, formatter: TokenFormatter) -> None:
         parameters = answer["input"]["parameters"]
         assert parameters.pop("stream") is (len(formatter.contents) > 1)
         assert parameters == {"details": False, "max_new_tokens": 4}
+
+
+def test_large_parameters_are_refused(client: FlaskClient, formatter: TokenFormatter) -> None:
+    """Each call of the formatter gets them."""
+    assert post(client, CHAT, metadata={"a": "x" * 65_000}).status_code == 200
+    refused = post(client, CHAT, metadata={"a": "x" * 65_536})
+    assert "parameters: given 65" in refusal_of(refused)
+    assert "accepted: at most 65536 with an output formatter" in refusal_of(refused)
 
 
 def test_each_streamed_choice_has_its_own_prompt(client: FlaskClient, formatter: TokenFormatter) -> None:

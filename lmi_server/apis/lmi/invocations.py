@@ -265,6 +265,11 @@ def _report(fields: BodyFields, counts: AnswerCounts) -> LogprobReport:
     return LogprobReport(each or counts.ranked, parameters["top_n_tokens"], prompt)
 
 
+def _shows_prompt(fields: BodyFields, counts: AnswerCounts) -> bool:
+    parameters = fields.parameters
+    return bool(parameters["return_full_text"] or shows_details(parameters, counts.best_of))
+
+
 def _make_reply(
     context: ApiContext, fields: BodyFields, requests: Sequence[GenerationRequest], _: Conventions
 ) -> LmiReply:
@@ -279,6 +284,7 @@ _INPUTS = BodyFormat(
     default_max_new_tokens=DEFAULT_MAX_NEW_TOKENS,
     best_of_is_n=True,
     streams_choices=False,
+    shows_prompt=_shows_prompt,
 )
 _BODY_FORMATS = {"messages": CHAT, "prompt": COMPLETIONS, "inputs": _INPUTS}
 """Formats of bodies by the field of the prompt."""

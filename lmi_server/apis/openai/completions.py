@@ -95,4 +95,5 @@ COMPLETIONS = BodyFormat(
     report=_report,
     make_reply=_make_reply,
     default_max_new_tokens=DEFAULT_MAX_TOKENS,
+    shows_prompt=lambda fields, _: fields.parameters["echo"],
 )
