@@ -19,6 +19,9 @@ class HasId(Protocol):
 
 Item = TypeVar("Item", bound=HasId)
 
+MAX_WAITING_BYTES = 1 << 30
+"""Maximum bytes of the bodies of all waiting requests. A single one may always wait."""
+
 
 class DynamicBatcher(Generic[Item]):
     """First-come, first-served queue of the requests that wait for a batch.
@@ -29,8 +32,9 @@ class DynamicBatcher(Generic[Item]):
 
     def __init__(self, config: BatchConfig) -> None:
         self._config = config
-        self._waiting: OrderedDict[str, tuple[Item, float]] = OrderedDict()
-        """Requests and the times at which they were queued, by id."""
+        self._waiting: OrderedDict[str, tuple[Item, float, int]] = OrderedDict()
+        """Requests, the times at which they were queued, and the bytes of their bodies, by id."""
+        self._waiting_bytes = 0
         self._free_since: float | None = None
 
     @property
@@ -42,13 +46,15 @@ class DynamicBatcher(Generic[Item]):
         """Whether no batch is running, so that one could start."""
         return self._free_since is not None
 
-    def add(self, request: Item, now: float, num_together: int = 1) -> None:
-        """Queue a request. num_together: number of requests that belong to the same HTTP request.
+    def add(self, request: Item, now: float, num_together: int = 1, num_bytes: int = 0) -> None:
+        """Queue a request. num_together: number of requests that belong to the same HTTP request. num_bytes: bytes of
+        the body that the request holds.
 
         Raises:
             InvalidRequest: even an idle server has no room for all of them.
-            Overloaded: `max_waiting` requests are waiting already. While no batch runs, the requests that fit into the
-                next batch do not count, so that a burst on an idle server does not fill the queue.
+            Overloaded: `max_waiting` requests are waiting already, or their bodies are too large. While no batch runs,
+                the requests that fit into the next batch do not count as waiting, so that a burst on an idle server
+                does not fill the queue. Their bodies count.
         """
         batch_size, max_waiting = self._config.batch_size, self._config.max_waiting
         most = batch_size + max_waiting
@@ -62,11 +68,20 @@ class DynamicBatcher(Generic[Item]):
             raise Overloaded(
                 f"the queue is full: {max_waiting} requests are already waiting (job_queue_size)"
             )
-        self._waiting[request.id] = request, now
+        if self._waiting and self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
+            raise Overloaded(
+                f"the queue is full: requests with bodies of {self._waiting_bytes} bytes are already waiting, and this"
+                f" one's {num_bytes} would exceed the limit of {MAX_WAITING_BYTES}"
+            )
+        self._waiting[request.id] = request, now, num_bytes
+        self._waiting_bytes += num_bytes
 
     def abort(self, request_id: str) -> bool:
         """Remove a request from the queue; return False if it is not there."""
-        return self._waiting.pop(request_id, None) is not None
+        if request_id not in self._waiting:
+            return False
+        self._remove(request_id)
+        return True
 
     def set_batch_size(self, batch_size: int) -> None:
         """Change the maximum number of requests in a batch."""
@@ -86,7 +101,7 @@ class DynamicBatcher(Generic[Item]):
             return None
         if len(self._waiting) >= self._config.batch_size:
             return 0.0
-        _, oldest = next(iter(self._waiting.values()))
+        _, oldest, _ = next(iter(self._waiting.values()))
         return max(0.0, max(oldest, self._free_since) + self._config.max_batch_delay - now)
 
     def pop_batch(self, now: float) -> list[Item] | None:
@@ -95,4 +110,9 @@ class DynamicBatcher(Generic[Item]):
             return None
         self.set_busy()
         count = min(len(self._waiting), self._config.batch_size)
-        return [self._waiting.popitem(last=False)[1][0] for _ in range(count)]
+        return [self._remove(next(iter(self._waiting))) for _ in range(count)]
+
+    def _remove(self, request_id: str) -> Item:
+        request, _, num_bytes = self._waiting.pop(request_id)
+        self._waiting_bytes -= num_bytes
+        return request

@@ -98,15 +98,17 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         last, self._last_turn = self._last_turn, self._clock()
         return self._last_turn - last > PAUSE_SECONDS
 
-    def _submit(self, front: Front, client: bytes, request: RequestT, num_together: int = 1) -> None:
-        """Queue a request. num_together: number of requests that belong to the same HTTP request."""
+    def _submit(
+        self, front: Front, client: bytes, request: RequestT, num_together: int = 1, num_bytes: int = 0
+    ) -> None:
+        """Queue a request. See `DynamicBatcher.add` for the last two arguments."""
         try:
             if self._drain_deadline is not None:
                 raise Unavailable("the server is shutting down")
             if request.id in self._clients:
                 raise InvalidRequest(f"request id {request.id!r} is in use")
             self._check(request)
-            self._batcher.add(request, self._clock(), num_together)
+            self._batcher.add(request, self._clock(), num_together, num_bytes)
         except EngineError as error:
             self._deliver(front, client, [self._output_type.failed(request.id, error)])
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -100,6 +101,21 @@ def test_headers_attributes_and_body_are_passed_to_the_handler(
     assert "c" not in properties
     assert engine.last.content == (("data", b"\x00\xff"), ("k", b"v"))
     assert engine.last.id != "mine", "a client's id is only a label"
+
+
+def test_a_body_is_freed_while_the_handler_runs(client: FlaskClient, engine: FakeHandlerEngine) -> None:
+    content = (("data", b"a body that no other request has"),)
+    kept: list[object] = []
+
+    def next_output(timeout: float) -> InvocationOutput:
+        kept.extend(
+            each for each in gc.get_objects() if isinstance(each, Invocation) and each.content == content
+        )
+        return engine.outputs[0]
+
+    engine.invoke = lambda invocation: SimpleNamespace(next=next_output)  # type: ignore[method-assign]
+    assert client.post("/invocations", data=content[0][1]).data == b"fine"
+    assert kept == []
 
 
 @pytest.mark.parametrize("path", ["/predictions/any/1", "/models/any/invoke"])

@@ -95,7 +95,8 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
 
     def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Invoke):
-            self._submit(front, client, message.invocation)
+            num_bytes = sum(len(data) for _, data in message.invocation.content)
+            self._submit(front, client, message.invocation, num_bytes=num_bytes)
         else:
             super()._handle(front, client, message)
 

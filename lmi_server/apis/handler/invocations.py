@@ -56,7 +56,8 @@ def _answer(context: ServerContext, engine: HandlerEngine) -> Response:
     context.require_ready()
     with context.bodies.raw(request) as data:
         call = invocation(request, data, record)
-    pieces = _AnswerPieces(engine, call, ClientWatch.from_environ(request.environ))
+        pieces = _AnswerPieces(engine, call, ClientWatch.from_environ(request.environ))
+    del call, data  # the dispatcher has its own copy
     try:
         first = next(pieces)
         if first.head is None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engines.config import BatchConfig
 from engines.core import Request, SamplingParams
 from engines.errors import Overloaded
-from engines.python.batcher import DynamicBatcher
+from engines.python.batcher import MAX_WAITING_BYTES, DynamicBatcher
 
 _DELAY = 0.125
 
@@ -52,6 +52,29 @@ def test_the_delay_starts_when_the_previous_batch_ends() -> None:
     assert batcher.pop_batch(5.0) is None
     assert batcher.seconds_until_due(5.0) == _DELAY
     assert _ids(batcher.pop_batch(5.0 + _DELAY)) == ["b"]
+
+
+def test_the_bodies_of_waiting_requests_are_limited() -> None:
+    batcher = _batcher(batch_size=2, free_at=None)
+    size = 64 * 1024**2
+    for number in range(MAX_WAITING_BYTES // size):
+        batcher.add(_request(number), 0.0, num_bytes=size)
+    with pytest.raises(Overloaded, match=f"one's 1 would exceed the limit of {MAX_WAITING_BYTES}"):
+        batcher.add(_request("more"), 0.0, num_bytes=1)
+    batcher.add(_request("without a body"), 0.0)
+    assert batcher.abort("5")
+    batcher.add(_request("in place of the aborted one"), 0.0, num_bytes=size)
+    batcher.set_free(0.0)
+    assert _ids(batcher.pop_batch(0.0)) == ["0", "1"]
+    batcher.add(_request("in place of the batch"), 0.0, num_bytes=2 * size)
+    with pytest.raises(Overloaded, match="requests with bodies of"):
+        batcher.add(_request("more"), 0.0, num_bytes=1)
+
+
+def test_a_single_request_may_wait_whatever_its_size() -> None:
+    batcher = _batcher()
+    batcher.add(_request("large"), 0.0, num_bytes=MAX_WAITING_BYTES + 1)
+    assert batcher.num_waiting == 1
 
 
 @dataclass

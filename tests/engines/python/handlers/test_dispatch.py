@@ -9,9 +9,10 @@ import pytest
 
 from engines.core import AbortReason
 from engines.health import EngineState
+from engines.invocations import Invocation
 from engines.python.handlers.dispatch import GROW_AGAIN_SECONDS
 from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed
-from engines.wire import Abort, Drain
+from engines.wire import Abort, Drain, Invoke
 from tests.engines.mpi.fakes import CLIENT
 from tests.engines.python.handlers.dispatch_lab import Lab, invoke
 
@@ -27,6 +28,16 @@ def test_an_aborted_request_is_dropped_from_its_call_or_the_queue(tmp_path: Path
     lab.turn()
     assert worker.calls == [["running"], ["stays"]]
     assert lab.errors == {}
+
+
+def test_a_waiting_body_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1)
+    (worker,) = lab.workers
+    worker.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("running"))
+    data = bytes(64 * 1024**2)
+    lab.turn([(CLIENT, Invoke(Invocation(str(n), 0.0, {}, (("data", data),)))) for n in range(17)])
+    assert lab.errors == {"16": "overloaded"}
 
 
 @pytest.mark.parametrize(("how", "kind"), [("crash", "request_failed"), ("hang", "deadline_exceeded")])
