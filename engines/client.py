@@ -145,7 +145,7 @@ class EngineClient:
         """Submit requests with outputs to a stream that other engines may share."""
         request_ids = [request.id for request in requests]
         self._streams |= dict.fromkeys(request_ids, stream)
-        self._send_requests(request_ids, Submit(requests))
+        self._send_requests(request_ids, Submit.of(requests))
 
     def invoke(self, invocation: Invocation) -> ClientStream[InvocationOutput]:
         stream = AnswerStream()

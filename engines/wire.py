@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
 import msgspec
 
 from engines.core import AbortReason, EngineStats, Request, RequestOutput, SchedulerReply, SettingValue
@@ -13,9 +17,31 @@ headers."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """To the engine: run these requests, which belong to one HTTP request."""
+    """To the engine: run these requests, which belong to one HTTP request. Created by `of`, read by `whole`."""
 
     requests: tuple[Request, ...]
+    """Requests without token ids if an earlier one, `same_prompt_as`, has the same prompt."""
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> Self:
+        """Return the message for these requests, in their order."""
+        ids = {request.id for request in requests}
+        return cls(
+            tuple(
+                replace(request, prompt_token_ids=()) if request.same_prompt_as in ids else request
+                for request in requests
+            )
+        )
+
+    def whole(self) -> tuple[Request, ...]:
+        """Return the requests with their token ids. Requests with the same prompt share them."""
+        prompts = {request.id: request.prompt_token_ids for request in self.requests}
+        return tuple(
+            replace(request, prompt_token_ids=prompts[request.same_prompt_as])
+            if request.same_prompt_as in prompts
+            else request
+            for request in self.requests
+        )
 
 
 class Invoke(msgspec.Struct, frozen=True, tag=True):

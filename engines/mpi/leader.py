@@ -80,8 +80,8 @@ class Leader:
     def _handle(self, front: Front, info: EngineInfo, client: bytes, message: ToEngine) -> None:
         core = self._core
         match message:
-            case Submit(requests):
-                self._submit(front, client, requests)
+            case Submit():
+                self._submit(front, client, message.whole())
             case Abort(request_id, reason):
                 if self._clients.get(request_id) == client:
                     self._abort(request_id, reason)

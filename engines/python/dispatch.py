@@ -85,7 +85,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
 
     def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
-            for request in message.requests:
+            for request in message.whole():
                 self._submit(front, client, request, len(message.requests))
         else:
             super()._handle(front, client, message)

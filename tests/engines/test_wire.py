@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -99,6 +101,17 @@ def test_messages_to_the_engine_survive_encoding_but_not_truncation(message: ToE
     for length in range(len(encoded)):
         with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
             decode_to_engine(encoded[:length])
+
+
+def test_a_prompt_that_requests_share_is_sent_once() -> None:
+    first = make_request("a", range(3000))
+    others = [replace(first, id=str(number), same_prompt_as="a") for number in range(7)]
+    elsewhere = replace(first, id="c", same_prompt_as="b")  # its sibling went to another engine
+    requests = (first, *others, elsewhere)
+    message = decode_to_engine(encode(Submit.of(requests)))
+    assert isinstance(message, Submit)
+    assert message.whole() == requests
+    assert len(encode(Submit.of((first, *others)))) < 2 * len(encode(Submit.of([first])))
 
 
 @pytest.mark.parametrize("message", _TO_CLIENT, ids=lambda message: type(message).__name__)
