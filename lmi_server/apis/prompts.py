@@ -23,6 +23,7 @@ from lmi_server.apis.parameters.sampling import (
 )
 from lmi_server.errors import ContextTooLong, InvalidField
 from lmi_server.generation.answer_text import GenerationRequest
+from lmi_server.text.template_limits import tokenizes_in_thread
 from lmi_server.values.show import as_json
 
 MAX_PROMPTS = MAX_ANSWERS
@@ -101,7 +102,8 @@ def encode_prompts(
 
     num_chars = sum(map(len, texts.values()))
     if num_chars > _LONG_TEXT_CHARS and monkey.is_module_patched("threading"):
-        ids = gevent.get_hub().threadpool.apply(encode)
+        with tokenizes_in_thread(max(map(len, texts.values()))):
+            ids = gevent.get_hub().threadpool.apply(encode)
     else:
         ids = encode()
     if isinstance(ids, ContextTooLong):

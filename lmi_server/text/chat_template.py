@@ -173,9 +173,12 @@ class ChatTemplate:
 
         Raises:
             InvalidRequest: the template rejects the messages, or takes too much time or memory for them.
-            RenderedTooLong: the text exceeds `max_chars`.
+            RenderedTooLong: the contents or the text exceed `max_chars`.
         """
         contents = [{**message, "content": self._content(message)} for message in messages]
+        num_chars = _num_chars(contents)
+        if num_chars > max_chars:
+            raise _too_long(max_chars)
         own = {"messages": contents, "tools": None, "documents": None, "add_generation_prompt": True}
 
         def generate() -> str:
@@ -184,12 +187,12 @@ class ChatTemplate:
             for part in self._template.generate({**variables, **self._special_tokens, **own}):
                 size += len(part)
                 if size > max_chars:
-                    raise RenderedTooLong(f"messages: more than {max_chars} characters")
+                    raise _too_long(max_chars)
                 parts.append(part)
             return "".join(parts)
 
         try:
-            return self._environment.run(generate, len(messages), _num_chars(contents))
+            return self._environment.run(generate, len(messages), num_chars)
         except _TEMPLATE_ERRORS as error:
             raise InvalidRequest(f"messages: the model's chat template {_predicate(error)}") from error
 
@@ -203,6 +206,10 @@ class ChatTemplate:
         if not self._reads_parts or (self._reads_strings and len(texts) == 1):
             return "\n".join(texts)
         return [{"type": "text", "text": text} for text in texts]
+
+
+def _too_long(max_chars: int) -> RenderedTooLong:
+    return RenderedTooLong(f"messages: more than {max_chars} characters")
 
 
 def _num_chars(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -2,7 +2,8 @@
 
 A template comes with the model and blocks its web process while it renders. Loops, macros and filters check the time.
 In the main thread a timer also interrupts long single operations, such as writing a huge list as JSON.
-The process's address space is limited while a template renders, which bounds the memory of each operation. Operations
+The process's address space is limited while a template renders, which bounds the memory of each operation. Threads that
+tokenize texts meanwhile have their own share: their library would end the process without memory. Operations
 that Python cannot interrupt (powers of large numbers, filters with huge arguments, sorting a huge list) are rejected.
 Comparing huge nested lists is not: gunicorn replaces a web process that it blocks for too long.
 """
@@ -17,6 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +42,8 @@ _AGAIN_SECONDS = 0.5
 _TICKS_PER_CHECK = 32
 """Number of iterations of loops between two checks of the time, which cost a system call."""
 _EXTRA_BYTES = 1 << 30
+_TOKENIZER_BYTES_PER_CHAR = 1024
+"""More than tokenizing takes: up to 413 bytes for Chinese text of several tokens per character, and the token ids."""
 _MAX_BITS = 4096
 _MAX_ARGUMENT = 1_000_000
 _MAX_REPEATED_ITEMS = 1_000_000
@@ -54,11 +58,25 @@ _ITERATING |= {"reject", "rejectattr", "select", "selectattr"}
 """Filters that only iterate over their value, so they give the same result for a generator."""
 _SLOW_FOR_TEXT = frozenset({"striptags", "title", "urlencode", "urlize", "wordcount", "wordwrap"})
 _address_space = threading.Lock()
+_tokenizer_bytes = 0
+"""Address space that threads may need to tokenize texts. Changed by the main thread only."""
 _Result = TypeVar("_Result")
 
 
 class TemplateLimitError(jinja2.TemplateError):
     """The template takes too much time or memory. The message continues a sentence about the template."""
+
+
+@contextmanager
+def tokenizes_in_thread(num_chars: int) -> Iterator[None]:
+    """Let a thread tokenize texts of up to `num_chars` characters, one at a time, while templates render."""
+    global _tokenizer_bytes
+    num_bytes = num_chars * _TOKENIZER_BYTES_PER_CHAR
+    _tokenizer_bytes += num_bytes
+    try:
+        yield
+    finally:
+        _tokenizer_bytes -= num_bytes
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
@@ -103,7 +121,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         with _address_space:
             soft, hard = resource.getrlimit(resource.RLIMIT_AS)
             pages = int(Path("/proc/self/statm").read_text().split()[0])
-            most = pages * resource.getpagesize() + _EXTRA_BYTES
+            most = pages * resource.getpagesize() + _EXTRA_BYTES + _tokenizer_bytes
             limit = min(one for one in (most, soft, hard) if one != resource.RLIM_INFINITY)
             count = "1 message" if num_messages == 1 else f"{num_messages} messages"
             self._too_slow = f"takes more than {seconds:.2g} s for {count}; accepted: a shorter chat"

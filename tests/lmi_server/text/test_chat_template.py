@@ -80,6 +80,12 @@ def test_output_is_bounded() -> None:
         render("{% for i in range(90000) %}{{ messages[0].content }}{% endfor %}", max_chars=5000)
 
 
+def test_contents_that_are_too_long_are_not_rendered() -> None:
+    messages = [{"role": "user", "content": "x" * 500}, {"role": "user", "content": "x" * 501}]
+    with pytest.raises(RenderedTooLong):
+        render("{{ raise_exception('rendered') }}", messages, max_chars=1000)
+
+
 @pytest.mark.parametrize(
     "source",
     [

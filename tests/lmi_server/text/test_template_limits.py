@@ -26,7 +26,7 @@ def chat(num_messages: int = 1, text: str = "Hi") -> list[dict[str, Any]]:
 
 
 def render(source: str, messages: list[dict[str, Any]], now: Callable[[], datetime] = datetime.now) -> str:
-    return ChatTemplate(source, {}, now=now).render(messages, 1000)
+    return ChatTemplate(source, {}, now=now).render(messages, 1_000_000)
 
 
 @pytest.fixture
@@ -101,6 +101,20 @@ def test_the_timer_blames_only_the_rendering() -> None:
 
     assert render("{{ strftime_now('%Y') }}", chat(), now) == "2024"
     signal.raise_signal(signal.SIGVTALRM)
+
+
+def test_tokenizing_threads_add_to_the_address_space() -> None:
+    """Their library ends the process if it gets no memory."""
+    limits: list[int] = []
+
+    def now() -> datetime:
+        limits.append(resource.getrlimit(resource.RLIMIT_AS)[0])
+        return datetime(2024, 2, 29)
+
+    for num_chars in (0, 1 << 22):
+        with template_limits.tokenizes_in_thread(num_chars):
+            render("{{ strftime_now('%Y') }}", chat(), now)
+    assert limits[1] - limits[0] > 1 << 31
 
 
 @pytest.mark.usefixtures("short_time")
