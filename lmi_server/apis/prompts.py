@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import gevent
 from gevent import monkey
 
+from engines.errors import InvalidRequest
 from lmi_server.apis.base import ApiContext
 from lmi_server.apis.parameters.checks import refuse
 from lmi_server.apis.parameters.combinations import MAX_ANSWERS, AnswerCounts
@@ -28,6 +29,9 @@ from lmi_server.values.show import as_json
 
 MAX_PROMPTS = MAX_ANSWERS
 """Maximum number of prompts in one HTTP request. Each has at least one answer."""
+MAX_PROMPT_TOKENS = 1 << 21
+"""Maximum number of tokens of all texts in one HTTP request, unless the context is longer. Decoding stops while the
+engine receives them."""
 _LONG_TEXT_CHARS = 32_768
 """Tokenizing a longer text takes tens of milliseconds, so a thread does it. Otherwise all other streams would pause."""
 _PIECE_CHARS = 1 << 20
@@ -90,46 +94,59 @@ def encode_prompts(
     if parameters["add_special_tokens"] is not None:
         add_special_tokens = parameters["add_special_tokens"]
 
-    # The tokens that the tokenizer adds, such as BOS. They are kept as in transformers.
-    added = context.text.encode("") if add_special_tokens and limit is not None else ()
+    def encode() -> tuple[Prompt, ...] | InvalidRequest:
+        try:
+            return tuple(_encoded(context, texts, limit, add_special_tokens))
+        except InvalidRequest as error:
+            return error  # gevent prints the traceback of an exception in a thread
 
-    def encode() -> list[tuple[int, ...]] | ContextTooLong:
-        # The error is returned, because gevent prints the traceback of an exception in a thread.
-        for field, text in texts.items():
-            if error := _too_many_tokens(context, field, text):
-                return error
-        return [context.text.encode(text, add_special_tokens) for text in texts.values()]
-
+    prompts: tuple[Prompt, ...] | InvalidRequest
     num_chars = sum(map(len, texts.values()))
     if num_chars > _LONG_TEXT_CHARS and monkey.is_module_patched("threading"):
         with tokenizes_in_thread(max(map(len, texts.values()))):
-            ids = gevent.get_hub().threadpool.apply(encode)
+            prompts = gevent.get_hub().threadpool.apply(encode)
     else:
-        ids = encode()
-    if isinstance(ids, ContextTooLong):
-        raise ids
-    prompts = []
-    for (field, text), whole in zip(texts.items(), ids, strict=True):
+        prompts = encode()
+    if isinstance(prompts, InvalidRequest):
+        raise prompts
+    return prompts
+
+
+def _encoded(
+    context: ApiContext, texts: Mapping[str, str], limit: int | None, add_special_tokens: bool
+) -> Iterator[Prompt]:
+    """Yield the prompts, truncated to `limit` tokens. Raises `InvalidRequest`."""
+    # The tokens that the tokenizer adds, such as BOS. They are kept as in transformers.
+    added = context.text.encode("") if add_special_tokens and limit is not None else ()
+    most = max(MAX_PROMPT_TOKENS, context.config.max_model_len)
+    num_tokens = 0
+    for field, text in texts.items():
+        _check_pieces(context, field, text)
+        whole = context.text.encode(text, add_special_tokens)
         kept = truncated(whole, limit, added)
         check_length(context, field, len(kept))
-        prompts.append(Prompt(field, text, kept, len(kept) < len(whole)))
-    return tuple(prompts)
+        num_tokens += len(kept)
+        if num_tokens > most:
+            raise InvalidField(
+                field,
+                f"with it the prompts have {num_tokens} tokens; accepted: at most {most} in one request",
+            )
+        yield Prompt(field, text, kept, len(kept) < len(whole))
 
 
-def _too_many_tokens(context: ApiContext, field: str, text: str) -> ContextTooLong | None:
-    """Create the error for a text of more than one piece, if it has more tokens than the context."""
+def _check_pieces(context: ApiContext, field: str, text: str) -> None:
+    """Raise `ContextTooLong` if a text of more than one piece has more tokens than the context."""
     limit = context.config.max_model_len
     num_tokens = num_cut = 0
     for start in range(0, len(text), _PIECE_CHARS) if len(text) > _PIECE_CHARS else ():
         num_tokens += len(context.text.encode(text[start : start + _PIECE_CHARS], False))
         num_cut += _CUT_TOKENS
         if num_tokens - num_cut >= limit:
-            return ContextTooLong(
+            raise ContextTooLong(
                 field,
                 f"given at least {num_tokens - num_cut} tokens; accepted: at most {limit - 1}, or at most"
                 f" {_PIECE_CHARS} characters with 'truncate'; {_context_length(context)}",
             )
-    return None
 
 
 def truncation_limit(context: ApiContext, parameters: Parameters) -> int | None:

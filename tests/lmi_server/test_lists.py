@@ -13,10 +13,11 @@ from werkzeug.test import TestResponse
 
 from engines.core import AbortReason, FinishReason, Request, RequestOutput
 from engines.errors import DeadlineExceeded, Overloaded, RequestFailed
+from lmi_server.apis import prompts
 from lmi_server.config import ServerConfig
 from tests.lmi_server.bodies import refusal_of
 from tests.lmi_server.conftest import ANSWER, Connection, MakeClient
-from tests.lmi_server.fakes import FakeEngine, encode, tokens
+from tests.lmi_server.fakes import MAX_MODEL_LEN, FakeEngine, encode, tokens
 from tests.support.logs import Logs
 
 PROMPTS = ["one two three", "four five", "six"]
@@ -61,6 +62,15 @@ def test_prompts_are_submitted_together_as_separate_requests(
     assert "my-label" not in "".join(r.id for r in echoing.requests)
     assert len({r.sampling for r in echoing.requests}) == 1
     assert echoing.requests[0].sampling.seed == 7
+
+
+def test_the_tokens_of_all_prompts_are_limited(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MAX_PROMPT_TOKENS", 2 * MAX_MODEL_LEN)
+    prompt = "x" * (MAX_MODEL_LEN // 2)
+    assert post(client, [prompt] * 4).status_code == 200
+    error = refusal_of(post(client, [prompt] * 5))
+    assert error == "inputs[4]: with it the prompts have 640 tokens; accepted: at most 512 in one request"
+    assert post(client, [prompt] * 5, parameters={"truncate": 100}).status_code == 200
 
 
 def test_prompts_without_a_seed_get_different_seeds(client: FlaskClient, echoing: FakeEngine) -> None:
