@@ -213,6 +213,7 @@ BODIES: tuple[Malformed, ...] = (
     _parameter("suppress_tokens", [-1], "-1", "from 0 to"),
     _parameter("add_special_tokens", 1, "1", "true or false"),
     _parameter("no_repeat_ngram_size", 2, "2", "engine=Python"),
+    _parameter("no_repeat_ngram_size", 65, "65", "from 0 to 64"),
     _parameter("sequence_bias", [[[5], 101]], "[0][1]", "101", "from -100 to 100"),
     _parameter("sequence_bias", [[5, 1.0]], "[0][0]", "5", "a list of 1 to 32 token ids"),
     _parameter("num_beams", 9, "9", "from 1 to 8"),

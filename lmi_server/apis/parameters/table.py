@@ -31,7 +31,8 @@ MAX_BAD_IDS = 64
 """Maximum number of banned token sequences. Each step searches for all of them."""
 MAX_SEQUENCE = 32
 """Maximum number of token ids in a banned or biased sequence."""
-MAX_NGRAM = 1024
+MAX_NGRAM = 64
+"""Maximum length of an n-gram. Each step of a batch copies all n-grams of each sequence."""
 DEFAULT_MAX_NEW_TOKENS = 30
 """LMI's default of `max_new_tokens`."""
 DEFAULT_MAX_TOKENS = 16
