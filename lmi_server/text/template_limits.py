@@ -2,10 +2,10 @@
 
 A template comes with the model and blocks its web process while it renders. Loops, macros and filters check the time.
 In the main thread a timer also interrupts long single operations, such as writing a huge list as JSON.
-The process's address space is limited while a template renders, which bounds the memory of each operation. Threads that
-tokenize texts meanwhile have their own share: their library would end the process without memory. Operations
-that Python cannot interrupt (powers of large numbers, filters with huge arguments, sorting a huge list) are rejected.
-Comparing huge nested lists is not: gunicorn replaces a web process that it blocks for too long.
+The process's address space is limited while a template renders, which bounds the memory of each operation. The limit
+leaves room for threads that tokenize texts meanwhile, because their library aborts the process if it gets no memory.
+Operations that Python cannot interrupt (powers of large numbers, filters with huge arguments, sorting a huge list) are
+rejected. Comparing huge nested lists is not: gunicorn replaces a web process that it blocks for too long.
 """
 
 from __future__ import annotations
