@@ -51,7 +51,7 @@ class Communicator:
 
     def receive_plan(self, timeout: float) -> bytes | None:
         """Return rank 0's next plan; None if it does not arrive within `timeout` seconds. Called on the other ranks."""
-        raise NotImplementedError("a single rank receives no plans")
+        raise RuntimeError("a single rank receives no plans")
 
     def all_reduce_max(self, value: int) -> int:
         """Return the largest value of all ranks, on every rank."""
