@@ -25,14 +25,22 @@ class SelfAttention:
     stopwatch: Stopwatch
 
     def __call__(
-        self, x: torch.Tensor, cache: KvCache, step: StepAttention, add_to: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        cache: KvCache,
+        step: StepAttention,
+        rows: torch.Tensor | None = None,
+        add_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute attention. x: [num_rows, hidden] -> [num_rows, hidden]. The caller sums the results over ranks.
 
+        rows: numbers of the rows to return; None: all.
         add_to: as in `lmi_kernels.linear`.
         """
         qkv = lmi_kernels.linear(x, self.qkv)
         self.stopwatch.start()
         out = step.attend(qkv, self.params, cache.layers[self.layer])
         self.stopwatch.stop("attention")
+        if rows is not None:
+            out = out[rows]
         return lmi_kernels.linear(out, self.output, add_to)

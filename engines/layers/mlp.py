@@ -1,6 +1,6 @@
 """Dense MLPs and mixture of experts, on this rank's shard of the intermediate features.
 
-Calls map [num_rows, hidden] to [num_rows, hidden], and the caller sums the results over ranks. slots: the step's
+Calls map [num_rows, hidden] to [num_rows, hidden], and the caller sums the results over ranks. slots: the rows'
 `slot_mapping`, which marks padding.
 """
 
@@ -21,7 +21,7 @@ class GatedMlp:
     """Weight packed as gated, with the activation: [2 * this rank's intermediate size, hidden]."""
     down: lmi_kernels.LinearWeight
 
-    def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
         return lmi_kernels.linear(lmi_kernels.gated_linear(x, self.gate_up), self.down)
 
 
@@ -33,7 +33,7 @@ class Mlp:
     down: lmi_kernels.LinearWeight
     activation: lmi_kernels.Activation
 
-    def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
         middle = lmi_kernels.activate(lmi_kernels.linear(x, self.up), self.activation)
         return lmi_kernels.linear(middle, self.down)
 
@@ -49,6 +49,6 @@ class MoeMlp:
     renormalise: bool
     """Whether the routing weights of a token's experts are normalized to a sum of 1."""
 
-    def __call__(self, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
         scores = lmi_kernels.linear(x, self.router)
         return lmi_kernels.experts(x, scores, self.experts, self.top_k, slots, self.renormalise)

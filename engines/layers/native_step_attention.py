@@ -66,6 +66,8 @@ class NativeStepAttention:
     """[num_tokens], int64."""
     slot_mapping: torch.Tensor
     """[num_tokens], int32."""
+    wanted_rows: torch.Tensor
+    """[num_wanted], int32."""
 
     def attend(
         self, qkv: torch.Tensor, params: AttentionParams, pool: Any, angles: RowAngles | None = None

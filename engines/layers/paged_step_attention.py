@@ -35,6 +35,8 @@ class PagedStepAttention:
     """[num_prefills + 1], int32: bounds of the chunks' rows, relative to the first chunk's first row."""
     max_query_len: int = 0
     """Length of the longest chunk."""
+    wanted_rows: torch.Tensor | None = None
+    """Int64."""
 
     def attend(self, qkv: torch.Tensor, params: AttentionParams, pool: torch.Tensor) -> torch.Tensor:
         spec, score_rules = params.spec, params.score_rules

@@ -17,12 +17,9 @@ class RecordedAttention:
     """A `StepAttention` that computes nothing. It adds operations to the recorder of its input."""
 
     positions: Rows
+    wanted_rows: Rows
     tables: RotaryTables
-
-    @property
-    def slot_mapping(self) -> torch.Tensor:
-        """Empty, because recorded steps have no padding."""
-        return torch.empty(0, dtype=torch.int64)
+    slot_mapping: None = None
 
     def attend(self, qkv: torch.Tensor, params: AttentionParams, pool: Any) -> torch.Tensor:
         """Record a layer's attention. pool: the layer's `KvLayer`."""

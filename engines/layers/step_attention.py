@@ -21,8 +21,13 @@ class StepAttention(Protocol):
         """Position of each row's token in its sequence, [num_rows], int64."""
 
     @property
-    def slot_mapping(self) -> torch.Tensor:
-        """Cache slot of each row, int64; -1: padding."""
+    def slot_mapping(self) -> torch.Tensor | None:
+        """Cache slot of each row, int64; -1: padding. None: not known, and no row is padding."""
+
+    @property
+    def wanted_rows(self) -> torch.Tensor | None:
+        """Numbers of the rows whose hidden states are wanted, [num_wanted]; None: all. The other rows are only computed
+        for their keys and values, so the last layer omits them after attention."""
 
     def attend(self, qkv: torch.Tensor, params: AttentionParams, pool: torch.Tensor) -> torch.Tensor:
         """Apply head norms and rotary embedding, write keys and values to the cache, and compute attention.
@@ -48,6 +53,8 @@ class TorchStepAttention:
     rotary: Mapping[Rotary, tuple[torch.Tensor, torch.Tensor]]
     """Cosines and signed sines of the rows' positions, [num_tokens, 1, dim] each, fp32."""
     sequences: tuple[lmi_kernels.SequenceRows, ...]
+    wanted_rows: torch.Tensor | None = None
+    """Int64."""
 
     def attend(self, qkv: torch.Tensor, params: AttentionParams, pool: torch.Tensor) -> torch.Tensor:
         num_tokens = len(qkv)

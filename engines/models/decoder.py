@@ -35,13 +35,19 @@ class Model(Protocol):
 
 class Layer(Protocol):
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        cache: KvCache,
+        step: StepAttention,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute a layer.
 
         x: [num_rows, hidden]: the output of the previous layer, or the embedding. The layer adds it to the residual
             stream.
         residual: the residual stream; None in the first layer.
+        rows: numbers of the rows to return; None: all. All rows are written to the KV cache.
 
         Returns: this layer's output, which is not yet added to the residual stream, and the residual stream.
         """
@@ -57,14 +63,17 @@ class Decoder:
     head: VocabParallelHead
 
     def forward(self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
-        """Compute hidden states before the final norm. input_ids: [num_rows], int64 -> [num_rows, hidden].
+        """Compute hidden states before the final norm, of the step's `wanted_rows`.
 
+        input_ids: [num_rows], int64 -> [num_wanted, hidden].
         cache: also tells the number of layers to compute. For measurements, it has fewer than the model.
         """
         x, residual = self.embedding(input_ids, step.positions), None
-        for layer in self.layers[: len(cache.layers)]:
+        *layers, last_layer = self.layers[: len(cache.layers)]
+        for layer in layers:
             x, residual = layer(x, residual, cache, step)
-        return x if residual is None else residual + x
+        x, residual = last_layer(x, residual, cache, step, step.wanted_rows)
+        return residual + x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Compute logits. hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on other ranks."""

@@ -29,14 +29,20 @@ class SequentialLayer:
         self._mlp_output_norm = _norm(parts, prefix, names.mlp_output_norm)
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        cache: KvCache,
+        step: StepAttention,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         (x,), residual = self._attention_norm.add(x, residual)
-        x = all_reduce(self._attention(x, cache, step), self._comm)
+        residual, slots = _select(residual, rows), _slots(step, rows)
+        x = all_reduce(self._attention(x, cache, step, rows), self._comm)
         if self._attention_output_norm is not None:
             x = self._attention_output_norm(x)
         (x,), residual = self._mlp_norm.add(x, residual)
-        x = all_reduce(self._mlp(x, step.slot_mapping), self._comm)
+        x = all_reduce(self._mlp(x, slots), self._comm)
         if self._mlp_output_norm is not None:
             x = self._mlp_output_norm(x)
         return x, residual
@@ -54,12 +60,26 @@ class ParallelLayer:
         self._mlp = make.mlp(parts, index)
 
     def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        cache: KvCache,
+        step: StepAttention,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, residual = self._norms.add(x, residual)
-        out = self._mlp(inputs[-1], step.slot_mapping)
-        out = self._attention(inputs[0], cache, step, add_to=out)
+        residual, slots = _select(residual, rows), _slots(step, rows)
+        out = self._mlp(_select(inputs[-1], rows), slots)
+        out = self._attention(inputs[0], cache, step, rows, add_to=out)
         return all_reduce(out, self._comm), residual
+
+
+def _select(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    return x if rows is None else x[rows]
+
+
+def _slots(step: StepAttention, rows: torch.Tensor | None) -> torch.Tensor | None:
+    return None if step.slot_mapping is None else _select(step.slot_mapping, rows)
 
 
 def _norm(parts: Parts, prefix: str, name: str | None) -> Norm | None:

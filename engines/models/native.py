@@ -26,12 +26,14 @@ class NativeModel(Protocol):
     """A model that computes a step in two parts: hidden states, then logits."""
 
     def forward(self, step_input: StepInput, stopwatch: Stopwatch) -> None:
-        """Compute hidden states, and add the time spent in attention to the stopwatch."""
+        """Compute hidden states of the rows that are selected in the input, and add the time spent in attention to the
+        stopwatch."""
 
     def logits(self, places: torch.Tensor) -> torch.Tensor | None:
-        """Return the logits of selected rows on rank 0, None on the other ranks. They are valid until the next call.
+        """Return the logits of some of these rows on rank 0, None on the other ranks. They are valid until the next
+        call.
 
-        places: row numbers in the step, int32 -> [len(places), vocab_size].
+        places: numbers among the selected rows, int32 -> [len(places), vocab_size].
         """
 
     @property
@@ -63,7 +65,7 @@ class RecordedModel:
         """
         self._team = team
         self._forward = record_forward(model, cache, tables, team, max_tokens)
-        hidden = self._forward.result
+        hidden = self._forward.buffer
         self._logits = _record_head(model.logits, hidden, team, max_logits)
         self.largest_logits: LargestLogits | None = None
         if screened and model.largest_logits is not None:
@@ -95,7 +97,7 @@ class EagerModel:
     def forward(self, step_input: StepInput, stopwatch: Stopwatch) -> None:
         """Compute hidden states. The model's layers measure attention themselves."""
         attention = NativeStepAttention(
-            self._layers, step_input.step, step_input.positions.long(), step_input.slots
+            self._layers, step_input.step, step_input.positions.long(), step_input.slots, step_input.places
         )
         self._hidden = self._model.forward(step_input.ids.long(), self._cache, attention)
 
@@ -105,7 +107,8 @@ class EagerModel:
 
 
 def record_forward(model: Model, cache: Any, tables: RotaryTables, team: Team, max_rows: int) -> Recording:
-    """Record the layers. A run returns the hidden states before the final norm, [num_rows, hidden].
+    """Record the layers. A run returns the hidden states before the final norm of the rows at the step's places,
+    [num_places, hidden].
 
     cache: a `NativeKvCache`.
 
@@ -113,14 +116,16 @@ def record_forward(model: Model, cache: Any, tables: RotaryTables, team: Team, m
         NotRecorded: the model needs an operation that is not native.
     """
     recorder = Recorder(team, max_rows)
-    hidden = model.forward(recorder.ids, cache, RecordedAttention(recorder.positions, tables))
+    hidden = model.forward(
+        recorder.ids, cache, RecordedAttention(recorder.positions, recorder.places, tables)
+    )
     return bind(recorder, _rows(hidden))
 
 
 def _record_head(
     head: Callable[[torch.Tensor], torch.Tensor | None], hidden: torch.Tensor, team: Team, max_rows: int
 ) -> Recording:
-    """Record final norm and head for the rows of `hidden`, [max_rows, hidden], that a step's `places` select.
+    """Record final norm and head for the rows of `hidden`, [max_rows, hidden], at the step's places.
 
     A run returns what `head` returns for these rows: a tensor on rank 0 and None on other ranks. The next run
     overwrites it.
@@ -136,7 +141,7 @@ def _record_head(
 
 
 def _run_head(head: Recording, places: torch.Tensor) -> torch.Tensor | None:
-    result: torch.Tensor | None = head.run(Step(num_rows=len(places), places=places.data_ptr()))
+    result: torch.Tensor | None = head.run(Step(num_places=len(places), places=places.data_ptr()))
     return result
 
 

@@ -37,7 +37,9 @@ class ForeignDecoder:
         self._leads = leads
 
     def forward(self, input_ids: torch.Tensor, cache: KvCache, step: StepAttention) -> torch.Tensor:
-        """Compute hidden states after the final norm. input_ids: [num_rows], int64 -> [num_rows, hidden].
+        """Compute hidden states after the final norm, of the step's `wanted_rows`.
+
+        input_ids: [num_rows], int64 -> [num_wanted, hidden].
 
         Raises:
             UnsupportedAttention: the module attends in a way that this engine does not support.
@@ -52,7 +54,7 @@ class ForeignDecoder:
             )
         self._step_state.end(len(cache.layers))
         hidden: torch.Tensor = result.last_hidden_state[0]
-        return hidden
+        return hidden if step.wanted_rows is None else hidden[step.wanted_rows]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Compute logits. hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on other ranks."""

@@ -66,6 +66,7 @@ class CpuSteps:
                     strict=True,
                 )
             ),
+            torch.from_numpy(layout.wanted_rows.astype(np.int64)),
         )
         return CpuBatch(layout, torch.from_numpy(layout.token_ids.astype(np.int64)), attention)
 

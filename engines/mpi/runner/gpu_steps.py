@@ -52,7 +52,7 @@ class DeviceBatch:
     bucket: int
     """Batch size of the graph that computes the step; 0 if none does."""
     scored_rows: torch.Tensor | None
-    """The rows of the layout's `scored_ranges`, int64, on the device; None if no sequence is scored."""
+    """The layout's `scored_ranges`, int64, on the device; None if no sequence is scored."""
 
 
 class GpuSteps:
@@ -131,6 +131,7 @@ class GpuSteps:
                 chunk_starts,
                 layout.owners,
                 layout.token_ids,
+                layout.wanted_rows,
                 layout.last_rows,
                 layout.rows[layout.sampled],
             )
@@ -172,13 +173,16 @@ class GpuSteps:
     ) -> tuple[DecodeOutputs, list[list[PromptLogprob]]]:
         layout = batch.layout
         seqs, singles = layout.num_seqs, layout.num_singles
-        rows, starts, cu_seqlens_q, chunk_starts, owners, token_ids, last_rows, table_rows = _split(
+        rows, starts, cu_seqlens_q, chunk_starts, owners, token_ids, wanted, last_rows, table_rows = _split(
             batch.numbers, batch.lengths
         )
+        wanted = wanted.long()
         input_ids, positions, slot_mapping, seq_lens = self._inputs(
             owners, cu_seqlens_q, starts, rows, token_ids
         )
         attention = self._attention(positions, slot_mapping, rows, seq_lens, singles)
+        if len(wanted) < len(positions):
+            attention = replace(attention, wanted_rows=wanted)
         if singles < seqs:
             prefills = PagedSequences(self._block_tables, rows[singles:], seq_lens[singles:])
             attention = replace(
@@ -198,7 +202,7 @@ class GpuSteps:
             return DecodeOutputs(last_rows.long(), last_rows > 0, None), scores
         last = last_rows.long()
         # The next token of a sequence directly follows its last one.
-        outputs = self._sample(hidden[last], table_rows.long(), positions[last] + 1)
+        outputs = self._sample(hidden[last], table_rows.long(), positions[wanted[last]] + 1)
         return outputs, scores
 
     def _decode(self, inputs: DecodeInputs) -> DecodeOutputs:

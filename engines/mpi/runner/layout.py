@@ -52,15 +52,31 @@ class StepLayout:
         return (self.starts - self.cu_seqlens_q[:-1])[self.owners] + counting
 
     @property
+    def wanted_counts(self) -> Numbers:
+        """[num_seqs]: number of each sequence's last token rows whose hidden states are wanted."""
+        counts = np.zeros(self.num_seqs, dtype=np.int32)
+        counts[self.sampled] = 1
+        counts[self.scored] = self.query_lens[self.scored]
+        return counts
+
+    @property
+    def wanted_rows(self) -> Numbers:
+        """[num_wanted]: these token rows. At least one, because kernels compute at least one row."""
+        counts = self.wanted_counts
+        wanted = np.arange(counts.sum(), dtype=np.int32)
+        left_out = (self.cu_seqlens_q[1:] - counts.cumsum(dtype=np.int32)).repeat(counts)
+        return wanted + left_out if len(wanted) else np.zeros(1, dtype=np.int32)
+
+    @property
     def last_rows(self) -> Numbers:
-        """[num_sampled]: token row of each sampling sequence's last token."""
-        return self.cu_seqlens_q[1:][self.sampled] - 1
+        """[num_sampled]: row of each sampling sequence's last token among the wanted rows."""
+        return self.wanted_counts.cumsum(dtype=np.int32)[self.sampled] - 1
 
     @property
     def scored_ranges(self) -> list[range]:
-        """[num_scored]: token rows for which the log-probability of the next token is wanted."""
-        bounds = self.cu_seqlens_q
-        return [range(int(bounds[i]), int(bounds[i + 1])) for i in self.scored]
+        """[num_scored]: rows for which the log-probability of the next token is wanted, among the wanted rows."""
+        ends = self.wanted_counts.cumsum()
+        return [range(int(ends[i] - self.query_lens[i]), int(ends[i])) for i in self.scored]
 
     def slots(self, tables: Numbers, block_size: int) -> Numbers:
         """[num_tokens]: slots in the KV cache. tables: block tables, [rows, columns]."""

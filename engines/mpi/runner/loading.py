@@ -38,9 +38,9 @@ from lmi_kernels.cpu import NotRecorded, StepInput, Storage, Team, shared_team
 logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_PROFILED_LAYERS = 2
-"""Number of layers with which the memory of the largest step is measured on a CPU: each layer reuses the memory of
-the previous one."""
+_PROFILED_LAYERS = 3
+"""Number of layers with which the memory of the largest step is measured on a CPU: each layer but the last
+reuses the memory of the previous one, and the last one may compute fewer rows."""
 
 
 @dataclass(slots=True)

@@ -32,14 +32,14 @@ copy of the head for the others."""
 
 @dataclass(frozen=True, slots=True)
 class NativeBatch:
-    """The rows of a step whose logits are wanted."""
+    """The rows of a step whose logits are wanted, numbered among the rows whose hidden states are wanted."""
 
     last_rows: list[int]
-    """Token row of the last token of each sequence whose logits are wanted, in the plan's order."""
+    """Row of the last token of each sequence whose logits are wanted, in the plan's order."""
     greedy_rows: dict[int, int]
     """The same for each sequence whose largest logit is enough, by index among all sequences that sample."""
     scored: list[range]
-    """[num_scored]: token rows of each sequence whose prompt log-probabilities are wanted, in the plan's order."""
+    """[num_scored]: rows of each sequence whose prompt log-probabilities are wanted, in the plan's order."""
 
 
 class NativeSteps:
@@ -74,10 +74,18 @@ class NativeSteps:
         """
         tables = torch.from_numpy(self._tables.entries)
         self._step_input.lay_out(tables, plan.rows, plan.starts, plan.query_lens, plan.token_ids)
-        ends = accumulate(plan.query_lens)
-        chunks = [range(end - count, end) for count, end in zip(plan.query_lens, ends, strict=True)]
-        wanted = list(zip(chunks, plan.wants, strict=True))
-        sampled = [(chunk[-1], want) for chunk, want in wanted if want & WANT_LOGITS]
+        wanted: list[int] = []
+        sampled, scored = [], []
+        for count, end, want in zip(plan.query_lens, accumulate(plan.query_lens), plan.wants, strict=True):
+            if want & WANT_PROMPT_LOGPROBS:
+                scored.append(range(len(wanted), len(wanted) + count))
+                wanted += range(end - count, end)
+            elif want & WANT_LOGITS:
+                wanted.append(end - 1)
+            if want & WANT_LOGITS:
+                sampled.append((len(wanted) - 1, want))
+        # The kernels compute at least one row.
+        self._step_input.select(row_indices(wanted or [0]))
         if len(sampled) > self._max_sampled:
             raise ValueError(
                 f"a step samples for {len(sampled)} sequences; the maximum is {self._max_sampled}"
@@ -88,7 +96,6 @@ class NativeSteps:
         if len(greedy_rows) < len(sampled) <= FEW_ROWS:
             greedy_rows = {}
         last_rows = [row for i, (row, _) in enumerate(sampled) if i not in greedy_rows]
-        scored = [chunk for chunk, want in wanted if want & WANT_PROMPT_LOGPROBS]
         return NativeBatch(last_rows, greedy_rows, scored)
 
     def compute(

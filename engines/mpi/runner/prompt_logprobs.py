@@ -32,7 +32,7 @@ def score_prompts(
     """Return the log-probabilities of each chunk's next tokens: log-softmax of the model's logits in fp32.
 
     Args:
-        rows: token rows of all chunks, [sum of lens], int32 or int64.
+        rows: rows of all chunks among the wanted rows, [sum of lens], int32 or int64.
         lens: number of rows of each chunk.
         targets: one for each of `lens`; empty on other ranks than 0, which compute their part of the head.
         head: maps row indices, [n], to their logits: [n, vocab_size] on rank 0, None on the others.

@@ -74,10 +74,10 @@ def host_result(
 ) -> StepResult:
     """Return the result of a step whose tokens the host samples.
 
-    last_rows: token row of the last token of each sequence that samples.
-    scored: token rows of each sequence whose prompt log-probabilities are wanted.
+    last_rows: row of the last token of each sequence that samples, among the rows whose hidden states are wanted.
+    scored: rows of each sequence whose prompt log-probabilities are wanted, among the same rows.
     targets: one for each of `scored`; empty on other ranks than 0.
-    head: maps token row indices, int32 [n], to their logits: [n, vocab_size] on rank 0, None on the others.
+    head: maps numbers of these rows, int32 [n], to their logits: [n, vocab_size] on rank 0, None on the others.
     show_alive: called again and again while prompts are scored.
     """
     scores: list[list[PromptLogprob]] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,8 +32,9 @@ def bind(recorder: Recorder, result: Rows) -> Recording:
     """
     nodes = _fuse_sums(recorder.nodes)
     buffers = _assign_buffers(nodes, result, recorder.max_rows)
-    parts: list[Program | tuple[PythonFunction, torch.Tensor]] = []
+    parts: list[Program | tuple[PythonFunction, BoundRows]] = []
     operations: list[Struct] = []
+    at_places: list[bool] = []
     keep_alive: list[object] = []
     shared: dict[str, torch.Tensor] = {}
     for node in nodes:
@@ -41,13 +43,29 @@ def bind(recorder: Recorder, result: Rows) -> Recording:
                 shared[name] = torch.empty(size, dtype=dtype)
     for node in nodes:
         if node.python_function is not None:
-            parts += [Program(operations, keep_alive), (node.python_function, buffers[id(node.output)])]
-            operations, keep_alive = [], []
+            rows = BoundRows(buffers[id(node.output)], node.output.at_places)
+            parts += [Program(operations, keep_alive, at_places), (node.python_function, rows)]
+            operations, keep_alive, at_places = [], [], []
             continue
         operations.append(_bind_node(node, buffers, shared))
+        at_places.append(node.output.at_places)
         keep_alive += [*node.keep_alive, buffers[id(node.output)], *(shared[name] for name in node.scratch)]
-    parts.append(Program(operations, keep_alive))
-    return Recording(recorder.team, parts, buffers[id(result)][:, : result.width], recorder.ending)
+    parts.append(Program(operations, keep_alive, at_places))
+    results = BoundRows(buffers[id(result)][:, : result.width], result.at_places)
+    return Recording(recorder.team, parts, results, recorder.ending)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRows:
+    """Rows in a buffer."""
+
+    buffer: torch.Tensor
+    """[max_rows, width]"""
+    at_places: bool
+    """Whether these are the rows at the step's places, or all rows."""
+
+    def of(self, step: structs.Step) -> torch.Tensor:
+        return self.buffer[: step.num_places if self.at_places else step.num_rows]
 
 
 class Recording:
@@ -56,26 +74,27 @@ class Recording:
     def __init__(
         self,
         team: Team,
-        parts: Sequence[Program | tuple[PythonFunction, torch.Tensor]],
-        result: torch.Tensor,
+        parts: Sequence[Program | tuple[PythonFunction, BoundRows]],
+        results: BoundRows,
         ending: PythonFunction | None,
     ) -> None:
         self._team = team
         self._parts = parts
         self._ending = ending
-        self.result = result
+        self._results = results
+        self.buffer = results.buffer
         """[max_rows, width]: buffer with the results of the last run in its first rows."""
 
     def run(self, step: structs.Step) -> Any:
-        """Compute a step. Return its rows of `result`, or what the recorder's `ending` returns for them."""
+        """Compute a step. Return its rows of `buffer`, or what the recorder's `ending` returns for them."""
         for part in self._parts:
             if isinstance(part, Program):
                 self._team.run(part, step)
             else:
                 function, rows = part
-                function(rows[: step.num_rows])
-        rows = self.result[: step.num_rows]
-        return rows if self._ending is None else self._ending(rows)
+                function(rows.of(step))
+        found = self._results.of(step)
+        return found if self._ending is None else self._ending(found)
 
 
 def _fuse_sums(nodes: Sequence[Node]) -> list[Node]:

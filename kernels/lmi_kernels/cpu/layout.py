@@ -35,6 +35,8 @@ class StepInput:
             sequences=ctypes.addressof(self._sequences),
         )
         self._tables = torch.empty(0, 0, dtype=torch.int32)
+        self.places = torch.empty(0, dtype=torch.int32)
+        """[num_places], int32: see `select`."""
         self.step = structs.Step(
             positions=self._layout.positions, slots=self._layout.slots, sequences=self._layout.sequences
         )
@@ -86,3 +88,11 @@ class StepInput:
             raise ValueError(
                 "a step has wrong lengths, a negative token, or a table, position or block that does not exist"
             )
+
+    def select(self, places: torch.Tensor) -> None:
+        """Select the rows whose hidden states are wanted.
+
+        places: their numbers, [num_places], int32.
+        """
+        self.places = places
+        self.step.places, self.step.num_places = places.data_ptr(), len(places)

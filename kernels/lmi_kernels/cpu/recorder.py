@@ -19,20 +19,27 @@ PythonFunction = Callable[[torch.Tensor], Any]
 """Python function that changes rows in place, between two native operations."""
 
 
+_OF_ALL_ROWS = (structs.Gather, structs.RopeAndStore, structs.Attention)
+"""Operations that read the step by row number."""
+
+
 class NotRecorded(Exception):
     """A model needs an operation that has no native implementation."""
 
 
 class Rows(torch.Tensor):
-    """Rows of a step, [num_rows, width], without numbers. Operations of `lmi_kernels` and torch's `+` are recorded. All
-    other torch operations raise `NotRecorded`."""
+    """Rows of a step, [num_rows, width], without numbers. Operations of `lmi_kernels`, torch's `+`, and `[places]` with
+    the recorder's `places` are recorded. All other torch operations raise `NotRecorded`."""
 
     recorder: Recorder
+    at_places: bool
+    """Whether these are only the rows at the step's places."""
 
     @staticmethod
     def make(recorder: Recorder, width: int) -> Rows:
         rows = torch.empty(0, width, device="meta").as_subclass(Rows)
         rows.recorder = recorder
+        rows.at_places = False
         return rows
 
     @property
@@ -46,6 +53,11 @@ class Rows(torch.Tensor):
 
     __radd__ = __add__
     __iadd__ = __add__  # rows never change
+
+    def __getitem__(self, places: Any) -> Rows:
+        if places is not self.recorder.places:
+            raise NotRecorded("an index other than the step's places")
+        return self.recorder.select(self)
 
     @classmethod
     def __torch_function__(
@@ -91,9 +103,15 @@ class Recorder:
         """The step's token ids."""
         self.positions = Rows.make(self, 1)
         """The positions of the step's tokens in their sequences."""
+        self.places = Rows.make(self, 1)
+        """Numbers of the rows that the step selects."""
+
+    def select(self, x: Rows) -> Rows:
+        """Record selecting the rows at the step's places."""
+        return self._record(structs.Gather, {"x": x}, Rows.make(self, x.width), {"width": x.width})
 
     def gather(self, source: torch.Tensor, width: int) -> Rows:
-        """Record gathering the rows in the step's `places` from another program's result, [max_rows, width]."""
+        """Record gathering the rows at the step's places from another program's result, [max_rows, width]."""
         output = Rows.make(self, width)
         fields = {"x": source.data_ptr(), "x_stride": source.stride(0), "width": width}
         return self._record(structs.Gather, {}, output, fields, keep_alive=[source])
@@ -288,5 +306,9 @@ class Recorder:
         return self._add(Node(struct, operands, output, fields, in_place, scratch or {}, keep_alive or []))
 
     def _add(self, node: Node) -> Rows:
+        selected = {rows.at_places for rows in node.operands.values()}
+        if len(selected) > 1 or (True in selected and node.struct in _OF_ALL_ROWS):
+            raise NotRecorded("an operation that needs all rows, on selected ones")
+        node.output.at_places = node.struct is structs.Gather or True in selected
         self.nodes.append(node)
         return node.output

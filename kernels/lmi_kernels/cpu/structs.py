@@ -95,6 +95,7 @@ class Step(Struct):
         ("sequences", c_void_p),
         ("num_sequences", c_int64),
         ("places", c_void_p),
+        ("num_places", c_int64),
     )
 
 
@@ -117,7 +118,7 @@ class Layout(Struct):
 
 
 class Op(Struct):
-    _fields_ = (("kind", c_int32), ("reserved", c_int32), ("what", c_void_p))
+    _fields_ = (("kind", c_int32), ("at_places", c_int32), ("what", c_void_p))
 
 
 class Embed(Struct):

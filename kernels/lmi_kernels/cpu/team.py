@@ -16,12 +16,21 @@ from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Struct
 class Program:
     """Operations in order, and the objects that their structs point to."""
 
-    def __init__(self, operations: Sequence[Struct], keep_alive: Sequence[object] = ()) -> None:
-        """keep_alive: weights and buffers that must live as long as the program."""
+    def __init__(
+        self, operations: Sequence[Struct], keep_alive: Sequence[object] = (), at_places: Sequence[bool] = ()
+    ) -> None:
+        """
+        keep_alive: weights and buffers that must live as long as the program.
+        at_places: for each operation, whether it computes the rows at the step's places instead of all rows. Empty:
+            none does.
+        """
         self._keep_alive = (tuple(operations), tuple(keep_alive))
         self.num_ops = len(operations)
         self.ops = (Op * max(1, len(operations)))(
-            *(Op(kind=each.KIND, what=ctypes.addressof(each)) for each in operations)
+            *(
+                Op(kind=each.KIND, at_places=selected, what=ctypes.addressof(each))
+                for each, selected in zip(operations, at_places or [False] * len(operations), strict=True)
+            )
         )
 
 

@@ -114,7 +114,7 @@ def test_native_kernels_get_all_score_rules(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         Recorder, "attention", lambda *arguments, **rules: calls.append((arguments[3], rules))
     )
-    step = RecordedAttention(recorder.positions, TABLES)
+    step = RecordedAttention(recorder.positions, recorder.places, TABLES)
     spec = replace(PLAIN, rotary=None, scale=1.0, window=4, softcap=30.0)
     step.attend(rows, _params(spec, alibi_slopes=SLOPES, sinks=SLOPES), None)
     assert calls[0] is None

@@ -41,7 +41,7 @@ class Head:
     def _run(self, x: torch.Tensor) -> Step:
         self._x[: len(x)] = x
         self._places = torch.arange(len(x), dtype=torch.int32)
-        return Step(num_rows=len(x), places=self._places.data_ptr())
+        return Step(num_places=len(x), places=self._places.data_ptr())
 
     def find(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self._screened.run(self._run(x)).clone()

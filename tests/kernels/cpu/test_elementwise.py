@@ -89,7 +89,7 @@ def test_recorded_operations_match_fp64(team: Team) -> None:
         total = total + activate(rows, kind)
     assert isinstance(total, Rows)
     places = torch.arange(len(x), dtype=torch.int32)
-    found = bind(recorder, total).run(Step(num_rows=len(x), places=places.data_ptr()))
+    found = bind(recorder, total).run(Step(num_places=len(x), places=places.data_ptr()))
     wide = x.double()
     expected = _CAP * torch.tanh(wide * _FACTOR / _CAP) + sum(
         each(wide) for each in TORCH_ACTIVATIONS.values()

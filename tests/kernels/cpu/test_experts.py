@@ -62,6 +62,6 @@ def check(
     total = experts(rows, scores, ExpertWeights(pairs, None, gated), 3, renormalise=renormalise)
     assert isinstance(total, Rows)
     places = torch.arange(_ROWS, dtype=torch.int32)
-    found = bind(recorder, total).run(Step(num_rows=_ROWS, places=places.data_ptr()))
+    found = bind(recorder, total).run(Step(num_places=_ROWS, places=places.data_ptr()))
     (expected,) = experts_reference(x, logits, gate_up, down, 3, None, renormalise, gated)
     torch.testing.assert_close(found.double(), expected, rtol=10 * tolerance, atol=tolerance)

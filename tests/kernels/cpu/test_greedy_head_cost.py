@@ -35,7 +35,7 @@ def test_few_logits_are_computed_exactly(team: Team) -> None:
     found = lmi_kernels.greedy_head(mixed.gather(x, 256), packed, head.screen, FIRST_ID)
     assert isinstance(found, lmi_kernels.cpu.Rows)
     places = torch.zeros(1, dtype=torch.int32)
-    result = bind(mixed, found).run(Step(num_rows=1, places=places.data_ptr()))
+    result = bind(mixed, found).run(Step(num_places=1, places=places.data_ptr()))
     assert torch.equal(result, expected)
 
 

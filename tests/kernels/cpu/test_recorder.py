@@ -213,6 +213,33 @@ def test_python_calls_run_between_native_operations(model: _Model) -> None:
     )
 
 
+def test_selected_rows_are_computed_to_the_end(model: _Model) -> None:
+    seen: list[int] = []
+    weight, places = model.normal(_WIDTH, _WIDTH), torch.tensor([6, 0, 4], dtype=torch.int32)
+    stream = model.embedded()
+    branch = model.recorder.call_python(activate(stream, "relu"), lambda rows: seen.append(len(rows)))
+    residual = stream[model.recorder.places]
+    product = linear(branch[model.recorder.places], model.native(weight))
+    total = model.recorder.call_python(product + residual, lambda rows: seen.append(len(rows)))
+    recording = bind(model.recorder, total)
+    assert _kinds(recording).count(OpKind.ADD) == 0
+    step = Step(num_rows=7, ids=model.ids.data_ptr(), places=places.data_ptr(), num_places=len(places))
+    found = recording.run(step)
+    x = model.table[model.ids[places]]
+    torch.testing.assert_close(found, x + x.relu() @ weight.T, rtol=1e-4, atol=1e-4)
+    assert seen == [7, 3]
+
+
+def test_selected_rows_are_not_mixed_with_all_rows(model: _Model) -> None:
+    rows = model.embedded()
+    selected = rows[model.recorder.places]
+    for wrong in (lambda: rows + selected, lambda: selected[model.recorder.places]):
+        with pytest.raises(NotRecorded, match="needs all rows"):
+            wrong()
+    with pytest.raises(NotRecorded, match="an index other than"):
+        rows[0]
+
+
 def test_operations_without_a_native_kernel_are_not_recorded(model: _Model) -> None:
     rows = model.embedded()
     with pytest.raises(NotRecorded, match="relu"):

@@ -47,12 +47,14 @@ struct Run {
 void run(void* argument, Worker& worker) {
   using Clock = std::chrono::steady_clock;
   const Run& run = *static_cast<Run*>(argument);
+  Step at_places = *run.step;
+  at_places.num_rows = at_places.num_places;
   const bool timed = run.seconds && worker.index() == 0;
   Clock::time_point before;
   if (timed) before = Clock::now();
   for (int64_t i = 0; i < run.num_ops; ++i) {
     const Op& op = run.ops[i];
-    active_kernels->by_kind[op.kind](op.what, *run.step, worker);
+    active_kernels->by_kind[op.kind](op.what, op.at_places ? at_places : *run.step, worker);
     worker.barrier();
     if (timed) {
       const auto now = Clock::now();

@@ -1,7 +1,8 @@
 // Shared declarations of the native CPU kernels: the structs that Python fills (`structs.py` mirrors them) and a
 // worker's view of its team.
 //
-// A program is a list of operations over the rows of one step. A row is a token. Every worker of a team runs the whole
+// A program is a list of operations over the rows of one step, or over those that the step's `places` select. A row is
+// a token. Every worker of a team runs the whole
 // list. Workers claim parts of an operation with `Worker::claim`, so results must not depend on which worker computes
 // what. Between two operations there is a barrier. The order of sums in a row does not depend on the number of rows or
 // workers, so a row's results are bit-identical in any batch.
@@ -68,7 +69,7 @@ struct Sequence {
   const int32_t* blocks;  // block table
 };
 
-// Inputs of one step. A program may have fewer rows than the step has tokens: `places` selects them.
+// Inputs of one step.
 struct Step {
   int64_t num_rows;
   const int32_t* ids;        // [num_rows], token ids
@@ -76,7 +77,8 @@ struct Step {
   const int32_t* slots;      // [num_rows]: cache slot, block * block_size + offset in the block
   const Sequence* sequences;
   int64_t num_sequences;
-  const int32_t* places;  // [num_rows]: rows that `gather` selects
+  const int32_t* places;  // [num_places]: rows that `Gather` selects
+  int64_t num_places;
 };
 
 // A plan, and the arrays of a step that `lmi_lay_out` fills.

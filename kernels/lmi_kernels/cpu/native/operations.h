@@ -5,7 +5,7 @@
 
 namespace lmi {
 
-// An operation of a program: `what` points to the struct of its kind.
+// Kind of an operation.
 enum OpKind : int32_t {
   kEmbed = 0,
   kGather = 1,
@@ -23,10 +23,11 @@ enum OpKind : int32_t {
   kNumKinds = 13,
 };
 
+// An operation of a program.
 struct Op {
   int32_t kind;
-  int32_t reserved;
-  const void* what;
+  int32_t at_places;  // whether it computes the step's `num_places` rows instead of `num_rows`
+  const void* what;   // struct of this kind
 };
 
 // y = the embedding of each row's token or position, or 0 if the id is not in [first_id, first_id + num_ids).

@@ -80,13 +80,16 @@ def test_tokens_have_positions_and_slots_and_outputs_keep_the_order_of_the_plan(
     for row, start, count in zip(plan.rows, plan.starts, plan.query_lens, strict=True):
         assert found[row] == list(range(start, start + count))
     parts = list(zip(plan.rows, plan.starts, plan.query_lens, plan.wants, strict=True))
-    places = list(zip(layout.rows[layout.owners].tolist(), positions, strict=True))
+    tokens = list(zip(layout.rows[layout.owners].tolist(), positions, strict=True))
+    places = [tokens[i] for i in layout.wanted_rows]
     last = [(row, start + count - 1) for row, start, count, want in parts if want & WANT_LOGITS]
     assert [places[i] for i in layout.last_rows] == last
     scored = [part for part in parts if part[3] & WANT_PROMPT_LOGPROBS]
     assert [[places[i] for i in rows] for rows in layout.scored_ranges] == [
         [(row, start + j) for j in range(count)] for row, start, count, _ in scored
     ]
+    wanted = {*last, *((row, start + j) for row, start, count, _ in scored for j in range(count))}
+    assert len(places) == max(1, len(wanted)), "no other row is computed to the end"
 
 
 def test_a_plan_with_a_wrong_number_of_tokens_raises() -> None:
