@@ -2,7 +2,8 @@
 plus the same of the matrix products.
 
 Bytes: weights, read once (embeddings are a lookup), and the keys and values of every sequence. Operations: two per
-weight and token, and four per query element and key."""
+weight and token, and four per query element and key. After its attention, the last layer computes only the tokens whose
+logits are needed."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def mixed_work(config: ModelConfig, num_seqs: int, context: int, chunk: int) -> 
     """Return the work of a step with one token per sequence, and the first chunk of another prompt, without logits."""
     tokens = num_seqs + chunk
     weights = _layers(config, _touched_experts(config, tokens)) + _head(config)
-    computed = 2 * _layers(config, _chosen_experts(config)) * tokens + 2 * _head(config) * num_seqs
+    computed = _operations(config, tokens, num_seqs)
     keys, pairs = (
         _ELEMENT_BYTES * config.kv_bytes_per_token("fp32", 1) // 4 * context,
         chunk * (chunk + 1) / 2,
@@ -72,8 +73,7 @@ def mixed_work(config: ModelConfig, num_seqs: int, context: int, chunk: int) -> 
 def prefill_work(config: ModelConfig, num_tokens: int) -> Work:
     """Return the work of a whole prompt in one step, with logits of its last token."""
     work = mixed_work(config, 0, 0, num_tokens)
-    logits = 2 * _head(config)
-    return Work(work.attention, Phase(work.products.bytes, work.products.operations + logits))
+    return Work(work.attention, Phase(work.products.bytes, _operations(config, num_tokens, 1)))
 
 
 def product_work(num_rows: int, outputs: int, inputs: int) -> Phase:
@@ -87,8 +87,7 @@ def trace_floor(
 ) -> float:
     """Return the minimum seconds of a trace whose requests arrive at once and run as one batch: prompts at the matmul
     rate, one after the other, then decode steps of all sequences that are not finished."""
-    layers = 2 * _layers(config, _chosen_experts(config))
-    computed = sum(layers * n + _attention(config, n * (n + 1) / 2) for n in prompts)
+    computed = sum(_operations(config, n, 1) + _attention(config, n * (n + 1) / 2) for n in prompts)
     seconds = computed / ceilings.matmul
     for step in range(1, max(outputs)):
         contexts = [length + step for length, count in zip(prompts, outputs, strict=True) if count > step]
@@ -106,12 +105,23 @@ def _attention(config: ModelConfig, pairs: float) -> float:
     return 4.0 * pairs * config.num_heads * config.head_dim * config.num_layers
 
 
+def _operations(config: ModelConfig, num_tokens: int, num_logits: int) -> float:
+    """Return the operations of the products for tokens, of which some need logits."""
+    chosen = _chosen_experts(config)
+    not_needed = _after_attention(config, chosen) * (num_tokens - num_logits)
+    return 2 * (_layers(config, chosen) * num_tokens - not_needed + _head(config) * num_logits)
+
+
 def _layers(config: ModelConfig, experts: float) -> float:
     """Return the number of weights of all layers, each with this many experts (1 for a dense model)."""
-    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
-    attention = (heads + 2 * config.num_kv_heads * config.head_dim) * hidden + heads * hidden
-    mlp = (3 if config.gated_mlp else 2) * hidden * config.intermediate_size
-    return config.num_layers * (attention + mlp * experts)
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim * config.hidden_size
+    return config.num_layers * (qkv + _after_attention(config, experts))
+
+
+def _after_attention(config: ModelConfig, experts: float) -> float:
+    """Return the number of a layer's weights after its attention."""
+    mlp = (3 if config.gated_mlp else 2) * config.intermediate_size
+    return config.hidden_size * (config.num_heads * config.head_dim + mlp * experts)
 
 
 def _head(config: ModelConfig) -> float:

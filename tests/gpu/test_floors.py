@@ -55,12 +55,12 @@ def test_a_mixed_step_reads_the_weights_once(tmp_path: Path) -> None:
     config = config_of("llama-3-8b", tmp_path)
     decode, mixed = decode_work(config, 256, 1024 * 256), mixed_work(config, 256, 1024 * 256, 512)
     assert mixed.products.bytes == decode.products.bytes
-    assert 1e3 * mixed.floor(H200) == pytest.approx(21.8, rel=0.01)
+    assert 1e3 * mixed.floor(H200) == pytest.approx(21.6, rel=0.01)
 
 
 def test_floor_of_a_prefill_of_2048_tokens(tmp_path: Path) -> None:
     assert 1e3 * prefill_work(config_of("llama-3-8b", tmp_path), 2048).floor(H200) == pytest.approx(
-        37.6, rel=0.01
+        36.58, rel=0.01
     )
 
 
@@ -69,7 +69,7 @@ def test_size_and_throughput_limits_of_w6(tmp_path: Path) -> None:
     assert trace.num_output_tokens == 133_966
     assert trace.num_input_tokens == 142_827
     prompts = [len(prompt) for prompt in trace.prompts]
-    for name, limit in (("qwen3-0.6b", 36_200), ("llama-3-8b", 13_290)):
+    for name, limit in (("qwen3-0.6b", 36_200), ("llama-3-8b", 13_384)):
         floor = trace_floor(config_of(name, tmp_path), prompts, trace.outputs, H200)
         assert trace.num_output_tokens / floor == pytest.approx(limit, rel=0.005)
 
