@@ -151,7 +151,8 @@ def _assign_buffers(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[
         else:
             stride = _stride(node.output.width, node.output is result)
             unused = free[stride]
-            buffers[id(node.output)] = unused.pop() if unused else torch.empty(max_rows, stride)
+            # Written once, because memory counts only then: the largest step that is measured does not write all rows.
+            buffers[id(node.output)] = unused.pop() if unused else torch.full((max_rows, stride), 0.0)
         if not overwrites:
             release(node, index)
     return buffers

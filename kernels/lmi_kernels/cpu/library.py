@@ -9,7 +9,7 @@ from ctypes import POINTER, c_bool, c_char_p, c_double, c_int32, c_int64, c_void
 from functools import cache
 from pathlib import Path
 
-from lmi_kernels.cpu.structs import Layout, Op, Step
+from lmi_kernels.cpu.structs import Layout, Op, Step, Struct
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,13 @@ class Library:
 
         Raises:
             OSError: the file cannot be loaded.
+            AttributeError, ValueError: the library was built from other sources.
             ValueError: the processor lacks the instruction set.
         """
         functions = ctypes.CDLL(str(path))
+        functions.lmi_struct_sizes.restype = c_int64
+        if functions.lmi_struct_sizes() != sum(map(ctypes.sizeof, Struct.__subclasses__())):
+            raise ValueError(f"{path.name} was built from other sources; run `make -B install`")
         self.team_new = functions.lmi_team_new
         self.team_new.argtypes, self.team_new.restype = [c_int32], c_void_p
         self.team_free = functions.lmi_team_free

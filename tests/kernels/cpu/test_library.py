@@ -49,5 +49,14 @@ def test_the_program_says_how_missing_kernels_are_built(tmp_path: Path) -> None:
     assert _report("", tmp_path) == lines
 
 
+def test_a_library_that_was_built_from_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = library.library_path()
+    if path is None:
+        pytest.skip("native kernels are not built here")
+    monkeypatch.setattr(library.ctypes, "sizeof", lambda struct: 8)
+    with pytest.raises(ValueError, match=r"was built from other sources; run `make -B install`"):
+        library.Library(path)
+
+
 def _package() -> Path:
     return Path(lmi_kernels.__file__).parent

@@ -80,6 +80,14 @@ EXPORT const char* lmi_use_instructions(const char* wanted) {
   return nullptr;
 }
 
+// The sizes of the structs that Python fills, so that it refuses a library that was built from other sources.
+EXPORT int64_t lmi_struct_sizes() {
+  return sizeof(KvLayer) + sizeof(Sequence) + sizeof(Step) + sizeof(Layout) + sizeof(Op) + sizeof(Embed) +
+         sizeof(Gather) + sizeof(Norm) + sizeof(Add) + sizeof(Elementwise) + sizeof(Linear) + sizeof(RopeAndStore) +
+         sizeof(Attention) + sizeof(Experts) + sizeof(Truncate) + sizeof(Choose) + sizeof(Logprobs) +
+         sizeof(GreedyHead);
+}
+
 // Start a team of threads. Returns null if the system refuses a thread.
 EXPORT Team* lmi_team_new(int32_t num_threads) {
   try {

@@ -1,11 +1,10 @@
-// Shared declarations of the native CPU kernels: the structs that Python fills (`structs.py` mirrors them) and a
-// worker's view of its team.
+// Shared declarations of the native CPU kernels: the structs that Python fills and a worker's view of its team.
+// `structs.py` mirrors the structs, and `lmi_struct_sizes` counts them.
 //
 // A program is a list of operations over the rows of one step, or over those that the step's `places` select. A row is
-// a token. Every worker of a team runs the whole
-// list. Workers claim parts of an operation with `Worker::claim`, so results must not depend on which worker computes
-// what. Between two operations there is a barrier. The order of sums in a row does not depend on the number of rows or
-// workers, so a row's results are bit-identical in any batch.
+// a token. Every worker of a team runs the whole list. Workers claim parts of an operation with `Worker::claim`, so
+// results must not depend on which worker computes what. Between two operations there is a barrier. The order of sums
+// in a row does not depend on the number of rows or workers, so a row's results are bit-identical in any batch.
 #pragma once
 
 #include <cmath>
