@@ -191,8 +191,15 @@ def test_constraints_in_the_parameters_of_a_chat_are_refused(
     assert client.post("/invocations", json={**body, "parameters": {name: None}}).status_code == 200
 
 
-def test_a_chat_may_set_variables_of_the_template(client: FlaskClient, engine: FakeEngine) -> None:
-    assert post(client, chat_template_kwargs={"enable_thinking": False, "effort": "low"}).status_code == 200
+def test_a_chat_may_set_variables_of_the_template(
+    model_folder: Path, engine: FakeEngine, text_model: TextModel
+) -> None:
+    template = ChatTemplate("{{ effort | default('any') }}:{{ messages[0].content }}", {})
+    text = replace(text_model, chat_template=template)
+    client = create_app(web_config(model_folder), engine, text).test_client()
+    for fields, effort in (({}, "any"), ({"chat_template_kwargs": {"effort": "low", "other": False}}, "low")):
+        assert post(client, **fields).status_code == 200
+        assert engine.requests[-1].prompt_token_ids == encode(f"{effort}:{MESSAGES[0]['content']}")
 
 
 @pytest.mark.parametrize(

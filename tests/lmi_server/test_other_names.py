@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engines.core import FinishReason, GenerateParams
 from lmi_server.app import create_app
+from lmi_server.text.chat_template import ChatTemplate
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.bodies import BODIES, post, refusal_of
 from tests.lmi_server.conftest import ANSWER, MakeClient
 from tests.lmi_server.fakes import (
     MAX_MODEL_LEN,
     FakeEngine,
+    chunks,
     encode,
     says,
     tokens,
@@ -59,19 +62,39 @@ def test_max_length_of_an_encoder_decoder_excludes_the_prompt(own_folder: Path) 
     assert engine.sampling.max_new_tokens == 3
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_text_of_an_encoder_decoder_does_not_continue_the_prompt(stream: bool, own_folder: Path) -> None:
+@pytest.fixture
+def metaspace_folder(own_folder: Path) -> Path:
+    """A model whose tokenizer starts each word with a space, and omits that of the first word."""
     vocabulary = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "▁Wie": 3, "▁alt": 4}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer.save(str(own_folder / "tokenizer.json"))
+    return own_folder
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_text_of_an_encoder_decoder_does_not_continue_the_prompt(
+    stream: bool, metaspace_folder: Path
+) -> None:
     for is_encoder_decoder, expected in ((True, "Wie alt"), (False, " Wie alt")):
-        (own_folder / "config.json").write_text(json.dumps({"is_encoder_decoder": is_encoder_decoder}))
-        text = TextModel.from_folder(own_folder)
+        (metaspace_folder / "config.json").write_text(json.dumps({"is_encoder_decoder": is_encoder_decoder}))
+        text = TextModel.from_folder(metaspace_folder)
         engine = FakeEngine(lambda request: tokens(request, (3, 4)))
-        client = create_app(web_config(own_folder), engine, text).test_client()
+        client = create_app(web_config(metaspace_folder), engine, text).test_client()
         reply = client.post("/invocations", json={"inputs": "Wie alt", "stream": stream}).text
         assert json.loads(reply.splitlines()[-1])["generated_text"] == expected
+
+
+def test_the_text_of_a_chat_does_not_continue_the_prompt(metaspace_folder: Path) -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    text = replace(TextModel.from_folder(metaspace_folder), chat_template=template)
+    engine = FakeEngine(lambda request: tokens(request, (3, 4)))
+    client = create_app(web_config(metaspace_folder), engine, text).test_client()
+    body = {"messages": [{"role": "user", "content": "Wie alt"}]}
+    whole = client.post("/v1/chat/completions", json=body).get_json()
+    assert whole["choices"][0]["message"]["content"] == "Wie alt"
+    streamed = chunks(client.post("/v1/chat/completions", json={**body, "stream": True}))
+    assert "".join(record["choices"][0]["delta"]["content"] for record in streamed) == "Wie alt"
 
 
 @pytest.mark.parametrize("path", BODIES)

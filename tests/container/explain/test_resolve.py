@@ -248,6 +248,12 @@ def test_weights_are_counted_in_the_dtype_that_the_engine_holds(model: Path) -> 
     resolve(config(kv_cache_gb=0.1), model, dataclasses.replace(small_machine, cpu_kernels="avx512"))
 
 
+def test_the_weights_of_all_ranks_must_fit(model: Path) -> None:
+    small_machine = dataclasses.replace(CPU, memory_available_bytes=400 << 20)
+    with pytest.raises(CannotServe, match=r"but only 0\.4 GiB are free"):
+        resolve(config(kv_cache_gb=0.1, tensor_parallel_degree=3), model, small_machine)
+
+
 @pytest.mark.parametrize(
     ("options", "machine", "reason"),
     [

@@ -45,6 +45,13 @@ def test_batching_timeouts_and_properties_come_from_the_file(folder: Path) -> No
     assert resolved_engine.parallel.threads_per_rank == 4
 
 
+def test_a_handler_gets_the_folder_of_a_fetched_model(folder: Path) -> None:
+    requested = load(folder, {"OPTION_MODEL_ID": "s3://bucket/m"}).config
+    resolved_engine = resolve(requested, folder / "fetched", CPU).config
+    assert isinstance(resolved_engine, HandlerEngineConfig)
+    assert resolved_engine.handler.properties["model_id"] == str(folder / "fetched")
+
+
 def test_requirements_need_allow_remote_code(folder: Path) -> None:
     (folder / "requirements.txt").write_text("package\n")
     with pytest.raises(
@@ -107,14 +114,24 @@ def test_max_request_size_is_limited_for_input_formatters() -> None:
     )
 
 
+FORMATTER = "from djl_python import output_formatter\n@output_formatter\ndef f(response): ...\n"
+
+
 def test_formatters_have_one_worker(folder: Path) -> None:
-    (folder / "model.py").write_text(
-        "from djl_python import output_formatter\n@output_formatter\ndef f(response): ...\n"
-    )
+    (folder / "model.py").write_text(FORMATTER)
     environ = {"SERVING_MIN_WORKERS": "2", "SERVING_MAX_WORKERS": "4"}
     formatter = resolve(load(folder, environ).config, make_model(folder / "model"), CPU).formatter
     assert formatter is not None
     assert (formatter.handler.min_workers, formatter.handler.max_workers) == (1, 1)
+
+
+def test_requirements_of_formatters_need_allow_remote_code(folder: Path) -> None:
+    (folder / "model.py").write_text(FORMATTER)
+    (folder / "requirements.txt").write_text("package\n")
+    model, requested = make_model(folder / "model"), load(folder, {}).config
+    with pytest.raises(CannotServe, match=r"requirements.txt: installing its packages runs third-party code"):
+        resolve(requested, model, CPU)
+    assert resolve(requested, model, CPU, allow_remote_code=True).formatter is not None
 
 
 def test_check_explains_a_handler(folder: Path) -> None:

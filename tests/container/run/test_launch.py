@@ -129,6 +129,19 @@ def test_web_processes_get_a_digest_and_no_process_gets_the_admin_token() -> Non
     assert launch.admin_token_digest({}) == launch.admin_token_digest({"LMI_ADMIN_TOKEN": ""}) == ""
 
 
+@pytest.mark.parametrize(
+    ("environ", "allowed"),
+    [
+        ({}, False),
+        ({"LMI_ALLOW_REMOTE_CODE": ""}, False),
+        ({"LMI_ALLOW_REMOTE_CODE": "1"}, False),
+        ({"LMI_ALLOW_REMOTE_CODE": " True "}, True),
+    ],
+)
+def test_remote_code_is_allowed_only_by_true(environ: dict[str, str], allowed: bool) -> None:
+    assert launch.remote_code_allowed(environ) == allowed
+
+
 @pytest.mark.parametrize("token", ["two words", "line\n", "caf\xe9", " "])
 def test_a_token_that_no_client_can_send_is_rejected_and_not_quoted(token: str) -> None:
     with pytest.raises(BadVariable, match=r"LMI_ADMIN_TOKEN.*visible ASCII") as caught:

@@ -26,6 +26,7 @@ def render(source: str, messages: list[dict[str, Any]] | None = None, max_chars:
     [
         ("{{ bos_token }}{{ messages[0].content }}", "<s>Hi <b>"),
         ("{{ messages | tojson }}", '[{"role": "user", "content": "Hi <b>"}]'),
+        ("{{ ['é漢😀'] | tojson }}", '["é漢😀"]'),
         ("{{ messages[0] | tojson(indent=1) }}", '{\n "role": "user",\n "content": "Hi <b>"\n}'),
         ("{{ strftime_now('%d %b %Y') }}", "29 Feb 2024"),
         ("{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}", "1"),

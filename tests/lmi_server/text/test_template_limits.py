@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import resource
 import signal
 import time
@@ -90,6 +92,14 @@ def test_a_timer_stops_long_operations(source: str) -> None:
     assert resource.getrlimit(resource.RLIMIT_AS) == space
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
     assert render("{{ messages | tojson | length }}", chat()) == "35"
+
+
+@pytest.mark.parametrize("source", ["ok", "{{ 1 / 0 }}", "{{ 'x' * 10**11 }}", ENDLESS])
+@pytest.mark.usefixtures("short_time")
+def test_garbage_collection_goes_on_after_each_rendering(source: str) -> None:
+    with contextlib.suppress(InvalidRequest):
+        render(source, chat())
+    assert gc.isenabled()
 
 
 def test_the_timer_blames_only_the_rendering() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -192,34 +191,6 @@ _FILES = "test://model: 3 files (config.json, ...)"
 def test_many_files_share_one_note_or_warning(verification: Verification, line: str, obtain: Obtain) -> None:
     log = obtain(ScriptedRemote(verification=verification)).log
     assert [one for one in log.splitlines() if one.startswith(("note:", "warning:"))] == [line]
-
-
-def test_disk_space_is_checked_before_fetching(
-    obtain: Obtain, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = type(shutil.disk_usage("/"))(10 << 30, 10 << 30, 5 << 20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    remote = ScriptedRemote()
-    with pytest.raises(ModelNotAvailable, match="has 5 MiB free") as caught:
-        obtain(remote)
-    assert "LMI_CACHE_DIR" in str(caught.value)
-    assert remote.fetched == []
-    assert unfinished_fetches(cache) == []
-
-
-def test_a_resume_without_enough_disk_space_keeps_the_bytes(
-    obtain: Obtain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(RemoteUnreachable):
-        obtain(ScriptedRemote(break_at={"model.safetensors": RemoteUnreachable("gone")}))
-    with monkeypatch.context() as patched:
-        usage = type(shutil.disk_usage("/"))(10 << 30, 10 << 30, 5 << 20)
-        patched.setattr(shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(ModelNotAvailable, match="has 5 MiB free"):
-            obtain(ScriptedRemote())
-    remote = ScriptedRemote()
-    assert contents(obtain(remote).folder) == _MODEL
-    assert remote.num_bytes == len(_WEIGHTS) - len(_WEIGHTS) // 2
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])

@@ -18,9 +18,10 @@ from botocore.response import StreamingBody
 from urllib3.exceptions import SSLError
 from urllib3.util.ssl_match_hostname import CertificateError
 
-from container.models.errors import RemoteUnreachable
+from container.models.errors import ModelNotAvailable, RemoteUnreachable
 from container.models.files.remote import RemoteFile
 from container.models.files.s3 import remote
+from container.models.files.s3.address import S3Address
 from container.models.files.s3.errors import model_error
 from container.models.files.s3.parts import S3Object
 from container.models.files.s3.ranges import read_range
@@ -234,6 +235,27 @@ def test_a_server_that_ignores_if_match_is_detected(s3_small: S3Lab) -> None:
 
     s3_small.proxy.fault(WEIGHTS, other_etag)
     assert "the object changed while it was read" in s3_small.refused()
+
+
+def list_pages(num_pages: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List a model in pages of one object each. Return the paths."""
+
+    def list_objects_v2(ContinuationToken: str = "0", **_: str) -> dict[str, object]:  # noqa: N803
+        entry = {"Key": f"m/{ContinuationToken}", "Size": 1, "ETag": "v"}
+        following = int(ContinuationToken) + 1
+        if following == num_pages:
+            return {"Contents": [entry], "IsTruncated": False}
+        return {"Contents": [entry], "IsTruncated": True, "NextContinuationToken": str(following)}
+
+    client = SimpleNamespace(list_objects_v2=list_objects_v2)
+    monkeypatch.setattr(remote, "connect", lambda environ: client)
+    return [file.path for file in remote.S3Remote(S3Address("b", "m/"), {}).list_files()]
+
+
+def test_all_pages_of_a_listing_are_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list_pages(10, monkeypatch) == list("0123456789")
+    with pytest.raises(ModelNotAvailable, match="more than 10000 objects, too many for one model"):
+        list_pages(11, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["../x.json", "/x.json", "x\x01.json"])

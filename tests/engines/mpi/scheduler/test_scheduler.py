@@ -80,6 +80,13 @@ def test_a_request_that_can_never_fit_is_refused_with_the_limits(num_blocks: int
     assert len(lab.run()["fits"]) == limit - 10
 
 
+def test_a_prompt_may_fill_the_whole_cache() -> None:
+    """No blocks are left free for the growth of others while nothing runs."""
+    lab = Lab(num_blocks=200, max_prefill_tokens=800, max_model_len=801, policy="max_utilization")
+    lab.scheduler.add(make_request("whole", [1] * 800, 1))
+    assert len(lab.run()["whole"]) == 1
+
+
 @pytest.mark.parametrize("token_id", [NUM_IDS, 2**40, -1])
 def test_a_token_id_outside_the_vocabulary_is_refused(token_id: int) -> None:
     """A tokenizer with added tokens can be larger than the vocabulary of the model."""
