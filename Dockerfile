@@ -1,4 +1,4 @@
-# docker build --build-arg TORCH=cpu|cuda -t lmi-server .
+# docker build --build-arg TORCH=cpu|cuda -t lmi-server:cpu|cuda .
 #
 # Stages: `base` has Python and the system packages for serving, `dependencies` creates /opt/lmi/.venv, and `build`
 # compiles the server. The image is `base` plus the results of the other two. Editing a source file does not rebuild

@@ -16,15 +16,13 @@ from container.deploy.deployment import EndpointSpec, VariantSpec, plan
 from container.deploy.execute import execute
 from container.deploy.script import as_script
 from container.explain import hardware
-from container.explain.hardware import Instance, NoSuchHardwareError
+from container.explain.hardware import NoSuchHardwareError
 from container.run import launch
 from lmi_server.properties.problems import PropertiesError
 
 _ONLY_VARIANT = "AllTraffic"
 _VARIANT = re.compile(r"(?P<name>[^=]+)=(?P<path>.+?)(?::(?P<weight>\d+(\.\d+)?))?")
-_CPU_ONLY = re.compile(r"ml\.[cmrt]\d\w*\.\w+")
-_CPU_NETWORK = 1.25e9
-"""Network bandwidth in bytes per second. Instances without accelerators have at least 10 Gbit/s."""
+_REGISTRY = re.compile(r"\d+\.dkr\.ecr(-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com.*")
 
 
 @click.command()
@@ -35,21 +33,21 @@ _CPU_NETWORK = 1.25e9
 @click.option("--role", required=True, help="ARN of the execution role.")
 @click.option(
     "--model-data",
-    help="S3 prefix that SageMaker copies to /opt/ml/model. Without it, the container downloads option.model_id.",
+    help="S3 prefix that SageMaker copies to /opt/ml/model, or file:///path/ for `lmi endpoint`. Without it, the"
+    " container downloads option.model_id.",
 )
 @click.option(
     "--variant",
     "variant_texts",
     multiple=True,
     metavar="NAME=PATH[:WEIGHT]",
-    help="Production variant, instead of PATH; repeatable. Requests are distributed in proportion to the weights.",
+    help="Production variant, instead of PATH; repeatable. Requests are distributed in proportion to the weights."
+    " Without any weight, all are 1; with --update, the present weights are kept.",
 )
 @click.option(
     "--count",
     type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    help="Number of instances per variant.",
+    help="Number of instances per variant. Default: 1; with --update, the present number.",
 )
 @click.option(
     "--env",
@@ -63,7 +61,7 @@ _CPU_NETWORK = 1.25e9
 @click.option(
     "--diff",
     is_flag=True,
-    help="Print what would change in the running endpoint. Exit code 1 if anything differs.",
+    help="Print what --update would change in the endpoint. Exit code 1 if anything differs, 2 after an error.",
 )
 def deploy(
     path: str | None,
@@ -73,7 +71,7 @@ def deploy(
     role: str,
     model_data: str | None,
     variant_texts: tuple[str, ...],
-    count: int,
+    count: int | None,
     env: tuple[str, ...],
     update: bool,
     dry_run: bool,
@@ -90,22 +88,29 @@ def deploy(
     variants = _variants(path, variant_texts)
     try:
         others = variables.from_command_line(env, environ)
-        spec = EndpointSpec(name, image, role, find_instance(instance_type), count, model_data, others)
-        deployment = plan(spec, variants, update)
+        spec = EndpointSpec(name, image, role, hardware.instance(instance_type), count, model_data, others)
+        deployment = plan(spec, variants, update or diff)
         if dry_run:
-            click.echo(as_script(deployment), nl=False)
+            click.echo(as_script(deployment, _region(image, environ)), nl=False)
             return
-        sagemaker = _client(environ)
+        sagemaker = _client(_region(image, environ))
         if diff:
             before = differences.running_values(name, sagemaker)
-            lines = list(differences.differences(before, differences.planned_values(deployment, environ)))
+            after = differences.planned_values(deployment, environ)
+            lines = list(differences.differences(before, after, deployment.retained_fields))
             click.echo("\n".join(lines) or "no differences")
             sys.exit(1 if lines else 0)
         for note in deployment.notes:
             click.echo(f"note: {note}")
         execute(deployment, sagemaker, environ, click.echo)
     except (PropertiesError, CannotDeploy, NoSuchHardwareError) as error:
-        raise click.ClickException(str(error)) from error
+        raise (_NoComparison if diff else click.ClickException)(str(error)) from error
+
+
+class _NoComparison(click.ClickException):
+    """An error with --diff, whose exit code 1 means differences."""
+
+    exit_code = 2
 
 
 def _variants(path: str | None, texts: Sequence[str]) -> list[VariantSpec]:
@@ -121,24 +126,25 @@ def _variants(path: str | None, texts: Sequence[str]) -> list[VariantSpec]:
             raise click.UsageError(
                 f"--variant: not valid (got {text!r}); allowed: NAME=PATH, NAME=PATH:WEIGHT"
             )
-        variants.append(VariantSpec(match["name"], Path(match["path"]), float(match["weight"] or 1)))
+        weight = float(match["weight"]) if match["weight"] else None
+        variants.append(VariantSpec(match["name"], Path(match["path"]), weight))
     return variants
 
 
-def find_instance(name: str) -> Instance:
-    """Return an instance by its name. The table lacks instances without accelerators. Raises: NoSuchHardwareError."""
-    if _CPU_ONLY.fullmatch(name) and not hardware.instance_obstacle(name):
-        return Instance(name, "CPU", 1, 0, 0, 0, _CPU_NETWORK, "")
-    return hardware.instance(name)
+def _region(image: str, environ: Mapping[str, str]) -> str | None:
+    """Return the region of the endpoint, which is that of an image in ECR; None if boto3 must find it."""
+    # boto3 itself reads only AWS_DEFAULT_REGION.
+    named = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    match = _REGISTRY.fullmatch(image)
+    return named or (match["region"] if match else None)
 
 
-def _client(environ: Mapping[str, str]) -> Any:
+def _client(region: str | None) -> Any:
     """Return boto3's SageMaker client. boto3 is imported here, because a dry run needs none. Raises: CannotDeploy."""
     import boto3
 
     try:
-        # boto3 itself reads only AWS_DEFAULT_REGION.
-        return boto3.client("sagemaker", region_name=environ.get("AWS_REGION") or None)
+        return boto3.client("sagemaker", region_name=region)
     except NoRegionError as error:
         raise CannotDeploy(
             "no AWS region: set AWS_REGION or AWS_DEFAULT_REGION, or choose a profile that has one (AWS_PROFILE)"

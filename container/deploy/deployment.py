@@ -45,6 +45,8 @@ _NAME = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 _MAX_NAME = 63
 _PROVISION_SECONDS = 900
 """Time for SageMaker to provision instances and to pull the image."""
+_RETAINED = {"DesiredInstanceCount": "InitialInstanceCount", "DesiredWeight": "InitialVariantWeight"}
+"""Properties of variants that an update can retain, and their fields in the configuration."""
 _POLL_SECONDS = 5
 _LEAST_VOLUME_GB = 30
 """Size of a small model's volume, so that it is not smaller than SageMaker's default."""
@@ -57,11 +59,8 @@ class VariantSpec:
     name: str
     path: Path
     """A serving.properties file or a folder that contains one."""
-    weight: float = 1.0
-
-
-_HAS_DISK = re.compile(r"ml\.[a-z]+\d+[a-z]*d")
-"""Instances with a `d` in their family, such as ml.m5d.large, have a disk, and SageMaker refuses a volume for them."""
+    weight: float | None = None
+    """Share of the traffic; None keeps that of a running variant, and is 1 for a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,8 @@ class EndpointSpec:
     image: str
     role: str
     instance: Instance
-    count: int
-    """Number of instances of each variant."""
+    count: int | None
+    """Number of instances of each variant; None keeps that of a running variant, and is 1 for a new one."""
     model_data: str | None
     """The S3 prefix that SageMaker copies to `/opt/ml/model`; None if the container fetches `option.model_id`.
 
@@ -114,6 +113,17 @@ class Deployment:
         name: str = self.calls[-1].parameters["EndpointConfigName"]
         return name
 
+    @property
+    def retained_fields(self) -> list[str]:
+        """Fields of the configuration that an update does not apply to variants that are running."""
+        parameters = self.calls[-1].parameters
+        if not parameters.get("RetainAllVariantProperties"):
+            return []
+        excluded = [
+            one["VariantPropertyType"] for one in parameters.get("ExcludeRetainedVariantProperties", ())
+        ]
+        return [field for kind, field in _RETAINED.items() if kind not in excluded]
+
 
 def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool = False) -> Deployment:
     """Plan a new endpoint, or with `update` a change of a running one. May list the model's files in S3 or on the Hub.
@@ -135,9 +145,10 @@ def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool =
         notes.append(f"a serving.properties under {endpoint.model_data} takes precedence over these settings")
     config_name = _name_with_digest(endpoint.name, rows)
     names = {"EndpointName": endpoint.name, "EndpointConfigName": config_name}
+    retained = _retained(endpoint, variants) if update else {}
     calls += [
         ApiCall("create_endpoint_config", {"EndpointConfigName": config_name, "ProductionVariants": rows}),
-        ApiCall("update_endpoint" if update else "create_endpoint", names),
+        ApiCall("update_endpoint" if update else "create_endpoint", {**names, **retained}),
     ]
     longest = max(sum(row[name] for name in row if name.endswith("TimeoutInSeconds")) for row in rows)
     waiter = {
@@ -145,6 +156,21 @@ def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool =
         "MaxAttempts": math.ceil((_PROVISION_SECONDS + longest) / _POLL_SECONDS),
     }
     return Deployment(endpoint.name, tuple(calls), waiter, tuple(dict.fromkeys(notes)))
+
+
+def _retained(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> dict[str, Any]:
+    """Return the parameters of `update_endpoint` that keep the instance counts and weights that are not given."""
+    given = {
+        "DesiredInstanceCount": endpoint.count is not None,
+        "DesiredWeight": any(variant.weight is not None for variant in variants),
+    }
+    excluded = [{"VariantPropertyType": kind} for kind, is_given in given.items() if is_given]
+    if len(excluded) == len(given):
+        return {}
+    return {
+        "RetainAllVariantProperties": True,
+        **({"ExcludeRetainedVariantProperties": excluded} if excluded else {}),
+    }
 
 
 def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, dict[str, Value]]:
@@ -210,8 +236,8 @@ def _production_variant(
         "VariantName": variant.name,
         "ModelName": model_name,
         "InstanceType": endpoint.instance.name,
-        "InitialInstanceCount": endpoint.count,
-        "InitialVariantWeight": variant.weight,
+        "InitialInstanceCount": endpoint.count or 1,
+        "InitialVariantWeight": 1.0 if variant.weight is None else variant.weight,
     }
     download, health = LONGEST_TIMEOUT, LONGEST_TIMEOUT
     if start is not None:
@@ -226,7 +252,7 @@ def _production_variant(
     row["ContainerStartupHealthCheckTimeoutInSeconds"] = health
     if hardware.device(endpoint.instance.device).compute_capability:
         row["InferenceAmiVersion"] = HOST_IMAGE
-    if start is not None and not (endpoint.instance.disk_bytes or _HAS_DISK.match(endpoint.instance.name)):
+    if start is not None and endpoint.instance.takes_volume:
         row["VolumeSizeInGB"] = max(_LEAST_VOLUME_GB, volume_gb(start.file_bytes))
     return row
 
@@ -259,5 +285,6 @@ def _validate(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> None:
     prefix = endpoint.model_data
     if prefix is not None and not re.fullmatch(r"(s3://[^/]+|file://)/(.+/)?", prefix):
         raise CannotDeploy(
-            f"--model-data: not an S3 prefix (got {prefix!r}); allowed: s3://bucket/prefix/, with a trailing slash"
+            f"--model-data: not an S3 prefix (got {prefix!r}); allowed: s3://bucket/prefix/, or file:///path/"
+            " for lmi endpoint, with a trailing slash"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,11 @@ def running_values(endpoint: str, sagemaker: Any) -> VariantValues:
     return values
 
 
-def differences(before: VariantValues, after: VariantValues) -> Iterator[str]:
-    """Yield the differences as lines for people; none if nothing differs."""
+def differences(before: VariantValues, after: VariantValues, retained: Collection[str] = ()) -> Iterator[str]:
+    """Yield the differences as lines for people; none if nothing differs.
+
+    retained: names of values that the update does not change.
+    """
     for variant in sorted(before.keys() | after.keys()):
         if variant not in after:
             yield f"variant {variant}: running, will be removed"
@@ -69,7 +72,8 @@ def differences(before: VariantValues, after: VariantValues) -> Iterator[str]:
             yield f"variant {variant}: will be added"
         else:
             old, new = before[variant], after[variant]
-            changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+            names = (old.keys() | new.keys()).difference(retained)
+            changed = sorted(name for name in names if old.get(name) != new.get(name))
             if changed:
                 yield f"variant {variant}"
             for name in changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,7 +42,8 @@ def execute(
             _undo(completed, sagemaker, say)
             # SageMaker quotes values that it refuses.
             reason = without_secrets(str(error), deployment.secrets, environ)
-            raise CannotDeploy(f"{call.method}: {reason}{_advice(call, error)}") from error
+            advice = _advice(call, error, deployment.endpoint, sagemaker)
+            raise CannotDeploy(f"{call.method}: {reason}{advice}") from error
         completed.append(call)
     say(f"waiting until {deployment.endpoint} is in service")
     waiter = sagemaker.get_waiter("endpoint_in_service")
@@ -50,7 +52,8 @@ def execute(
         found = sagemaker.describe_endpoint(EndpointName=deployment.endpoint)
     except WaiterError as error:
         reason = error.last_response.get("FailureReason") or error
-        raise CannotDeploy(f"{deployment.endpoint} is not in service: {reason}") from error
+        advice = _to_replace(deployment.endpoint) if _has_failed(error.last_response) else ""
+        raise CannotDeploy(f"{deployment.endpoint} is not in service: {reason}{advice}") from error
     except (ClientError, BotoCoreError) as error:
         raise CannotDeploy(f"describe_endpoint: {error}") from error
     if (config := found["EndpointConfigName"]) != deployment.config_name:
@@ -69,14 +72,26 @@ def _can_be_reused(call: ApiCall, error: Exception) -> bool:
     return found.get("Code") == "ValidationException" and ALREADY_EXISTS in found.get("Message", "")
 
 
-def _advice(call: ApiCall, error: Exception) -> str:
+def _advice(call: ApiCall, error: Exception, endpoint: str, sagemaker: Any) -> str:
     """Return what to do if the endpoint exists but should not, or the other way around; otherwise an empty text."""
     message = error.response.get("Error", {}).get("Message", "") if isinstance(error, ClientError) else ""
-    if call.method == "create_endpoint" and ALREADY_EXISTS in message:
-        return "; use --update to change it"
     if call.method == "update_endpoint" and _NOT_FOUND in message:
         return "; leave out --update to create it"
-    return ""
+    exists = call.method == "create_endpoint" and ALREADY_EXISTS in message
+    if exists or call.method == "update_endpoint":
+        with contextlib.suppress(ClientError, BotoCoreError):
+            if _has_failed(sagemaker.describe_endpoint(EndpointName=endpoint)):
+                return _to_replace(endpoint)
+    return "; use --update to change it" if exists else ""
+
+
+def _has_failed(endpoint: Mapping[str, Any]) -> bool:
+    """Whether an endpoint, as SageMaker describes it, can only be deleted."""
+    return endpoint.get("EndpointStatus") == "Failed"
+
+
+def _to_replace(endpoint: str) -> str:
+    return f"; delete the failed endpoint first: aws sagemaker delete-endpoint --endpoint-name {endpoint}"
 
 
 def _undo(completed: list[ApiCall], sagemaker: Any, say: Callable[[str], None]) -> None:

@@ -14,10 +14,11 @@ _UNLIMITED_WIDTH = 1 << 30
 """Line width at which nothing is folded."""
 
 
-def as_script(deployment: Deployment) -> str:
-    """Return the program. It reads secrets from its environment."""
+def as_script(deployment: Deployment, region: str | None = None) -> str:
+    """Return the program. It reads secrets from its environment. region: None if boto3 must find it there, too."""
     secrets = deployment.secrets
-    lines = [f'"""Deploy {deployment.endpoint} on SageMaker. Needs boto3, AWS credentials and a region.']
+    needs = "boto3 and AWS credentials" if region else "boto3, AWS credentials and a region"
+    lines = [f'"""Deploy {deployment.endpoint} on SageMaker. Needs {needs}.']
     # Three quotes in a note would end the docstring.
     notes = [note.replace("\\", "\\\\").replace('"""', "...") for note in deployment.notes]
     lines += ["", *(f"- {note}" for note in notes)] if notes else []
@@ -26,7 +27,8 @@ def as_script(deployment: Deployment) -> str:
         # The names depend on the secrets' current values.
         lines.append("If one changes, print this program again: an existing model keeps the old value.")
     lines += ['"""', "", *(["import os", ""] if secrets else []), "import boto3", ""]
-    lines.append('sagemaker = boto3.client("sagemaker")')
+    client = _bracketed("()", [("", "sagemaker"), *([("region_name=", region)] if region else [])], "", 0)
+    lines.append(f"sagemaker = boto3.client{client}")
     lines.append(f'exists = "{ALREADY_EXISTS}"  # models and configurations are named by their content')
     for call in deployment.calls:
         lines += _api_call(call)

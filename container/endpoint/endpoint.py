@@ -119,7 +119,8 @@ class Endpoint:
         """Run `work` in a thread. Raises ApiError unless the status is one of `before`."""
         with self._lock:
             if self._status not in before:
-                raise refused(f'Cannot update in-progress endpoint "{arn("endpoint", self.name)}".')
+                kind = "failed" if self._status == "Failed" else "in-progress"
+                raise refused(f'Cannot update {kind} endpoint "{arn("endpoint", self.name)}".')
             self._set(status)
             self._start_thread(work)
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from container.explain import hardware
-from container.explain.hardware import Device, Instance
+from container.explain.hardware import Device, Instance, NoSuchHardwareError
 from container.machine import Machine, describe
 
 _CPU_CORES = 2
@@ -55,16 +55,20 @@ def this_machine(machine: Machine) -> ServingTarget:
 def instance_target(name: str) -> ServingTarget:
     """Return the instance as a target. Raises NoSuchHardwareError."""
     instance = hardware.instance(name)
+    if not instance.vcpus:
+        raise NoSuchHardwareError(
+            f"instance {name}: its cores and memory are not known; allowed: newer types"
+        )
     device = hardware.device(instance.device)
     host = f"{instance.vcpus} vCPUs, {instance.memory_bytes / 1024**3:.0f} GiB"
     machine = Machine(
-        cpu_count=instance.vcpus,
-        memory_available_bytes=instance.memory_bytes,
-        gpu_count=instance.count,
-        gpu_names=(device.name,) * instance.count,
-        name=instance.name,
+        cpu_count=instance.vcpus, memory_available_bytes=instance.memory_bytes, name=instance.name
     )
-    return ServingTarget(machine, f"{_devices(device, instance.count)}, {host}", device, instance, named=True)
+    if device.name == hardware.CPU:
+        # Every x86-64 instance has AVX2.
+        return ServingTarget(replace(machine, cpu_kernels="avx2"), host, None, instance, named=True)
+    gpus = replace(machine, gpu_count=instance.count, gpu_names=(device.name,) * instance.count)
+    return ServingTarget(gpus, f"{_devices(device, instance.count)}, {host}", device, instance, named=True)
 
 
 def device_target(name: str, count: int) -> ServingTarget:

@@ -27,7 +27,7 @@ from lmi_server.http import custom_attributes
 from lmi_server.http.body import Bodies
 from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.http.json_object import parse_object
-from lmi_server.http.json_reply import json_response
+from lmi_server.http.json_reply import json_response, unhealthy_response
 from lmi_server.request_log import QUIET_PATHS, begin_record, client_gone, current_record
 from lmi_server.values.show import as_json
 
@@ -64,9 +64,9 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
     @app.get("/health")
     def ping() -> Response:
         if manager.closing:
-            return json_response({"status": "Unhealthy", "reason": "the server is shutting down"}, 503)
+            return unhealthy_response({"reason": "the server is shutting down"})
         if manager.starting:
-            return json_response({"status": "Unhealthy", "reason": "models are being loaded"}, 503)
+            return unhealthy_response({"reason": "models are being loaded"})
         return json_response({"status": "Healthy"})
 
     @app.post("/models/<name>/invoke")

@@ -8,9 +8,7 @@ from flask import Blueprint, Response
 
 from engines.health import Health
 from lmi_server.apis.base import ServerContext
-from lmi_server.http.json_reply import json_response
-
-_RETRY_AFTER_SECONDS = 5
+from lmi_server.http.json_reply import json_response, unhealthy_response
 
 
 def api(context: ServerContext) -> Blueprint:
@@ -23,10 +21,8 @@ def api(context: ServerContext) -> Blueprint:
         copies = _copies(health)
         if health.ready:
             return json_response({"status": "Healthy", **copies})
-        body = {"status": "Unhealthy", "state": health.state.name.lower(), "reason": health.describe()}
-        response = json_response({**body, **copies}, 503)
-        response.headers["Retry-After"] = str(_RETRY_AFTER_SECONDS)
-        return response
+        state = {"state": health.state.name.lower(), "reason": health.describe()}
+        return unhealthy_response({**state, **copies})
 
     return blueprint
 

@@ -21,6 +21,16 @@ def dump(value: Any) -> str:
     return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
+_RETRY_AFTER_SECONDS = 5
+
+
+def unhealthy_response(facts: dict[str, Any]) -> Response:
+    """Return the 503 of a health check, with the status `Unhealthy` before `facts`."""
+    response = json_response({"status": "Unhealthy", **facts}, 503)
+    response.headers["Retry-After"] = str(_RETRY_AFTER_SECONDS)
+    return response
+
+
 def json_response(value: Any, status: int = 200) -> Response:
     """Return a response that consists of one JSON value and a newline."""
     return Response(dump(value) + "\n", status, content_type="application/json")

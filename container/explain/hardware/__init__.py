@@ -44,17 +44,30 @@ class Instance:
     count: int
     """Number of devices."""
     vcpus: int
+    """0 if unknown."""
     memory_bytes: int
-    """Main memory."""
+    """Main memory; 0 if unknown."""
     disk_bytes: int
     """Local storage; 0 if there is none."""
     network: float
     """Sustained bytes per second to storage such as S3. Capped at 100 Gbit/s, assumed for one network card."""
     source: str
 
+    @property
+    def takes_volume(self) -> bool:
+        """Whether SageMaker accepts a volume size: not if the instance has a disk, such as ml.m5d.large."""
+        return not self.disk_bytes and not re.match(r"ml\.[a-z]+\d+[a-z]*d", self.name)
+
 
 CPU = "CPU"
 """Name of the device that is not an accelerator."""
+_CPU_INSTANCE = re.compile(
+    r"ml\.(?P<family>[cmrt])(?P<generation>\d)\w*\.(?P<factor>\d*)(?P<size>medium|large|xlarge)"
+)
+_GIB_PER_VCPU = {"c": 2, "m": 4, "r": 8, "t": 4}
+"""Memory for each vCPU from the fifth generation on. SageMaker has no such `t`."""
+_CPU_NETWORK = 1.25e9
+"""Network bandwidth of instances without accelerators in bytes per second. They have up to 10 Gbit/s or more."""
 _LEAST_CAPABILITY = 7.5
 """Lowest compute capability that CUDA 13 supports."""
 _INSTANCE = re.compile(
@@ -74,10 +87,13 @@ def device(name: str) -> Device:
 
 
 def instance(name: str) -> Instance:
-    """Return the instance with this name. Raises NoSuchHardwareError."""
+    """Return the instance with this name. Those without accelerators are not in instances.json.
+
+    Raises NoSuchHardwareError.
+    """
     if name.lower() not in instances() and (reason := instance_obstacle(name)):
         raise NoSuchHardwareError(f"instance {name}: {reason}")
-    return _found("instance", name, instances())
+    return _cpu_instance(name.lower()) or _found("instance", name, instances())
 
 
 @cache
@@ -111,6 +127,15 @@ def instance_obstacle(name: str) -> str:
     if family == "p2":
         return _too_old("K80", "3.7")
     return "the speed of its GPU, RTX PRO 4500, is not in this table" if family == "g7" else ""
+
+
+def _cpu_instance(name: str) -> Instance | None:
+    """Return an instance without accelerators. Those before the fifth generation get 0 vCPUs and bytes of memory."""
+    if (match := _CPU_INSTANCE.fullmatch(name)) is None:
+        return None
+    ratio = _GIB_PER_VCPU[match["family"]] if match["generation"] >= "5" else 0
+    vcpus = (4 * int(match["factor"] or 1) if match["size"] == "xlarge" else 2) if ratio else 0
+    return Instance(name, CPU, 1, vcpus, vcpus * ratio * 1024**3, 0, _CPU_NETWORK, "")
 
 
 def _not_supported(accelerator: str) -> str:

@@ -24,6 +24,8 @@ _LEAST_TIMEOUT, LONGEST_TIMEOUT = 60, 3600
 """Limits of SageMaker's timeouts, in seconds."""
 _INVOCATION_SECONDS = 60
 """Time after which SageMaker cuts off a response."""
+_STREAM_SECONDS = 480
+"""Time after which SageMaker cuts off a stream."""
 _VOLUME_MARGIN = 1.2
 HOST_IMAGE = "al2023-ami-sagemaker-inference-gpu-4-1"
 """`InferenceAmiVersion` of hosts with NVIDIA driver 580, which the CUDA image requires."""
@@ -90,12 +92,14 @@ def platform_advice(config: LmiConfig, start: StartPrediction | None, target: Se
         yield (
             f"a response must be complete within {_INVOCATION_SECONDS} s, but option.predict_timeout is"
             f" {config.server.predict_timeout:g}: set it to {_INVOCATION_SECONDS}, so that the server cancels requests"
-            " that the platform has already timed out; streamed responses may take longer"
+            f" that the platform has already timed out. Streams may take {_STREAM_SECONDS} s, and"
+            f" option.predict_timeout limits them too: for an endpoint that streams, set it to {_STREAM_SECONDS}, and"
+            f' let other requests contain "timeout": {_INVOCATION_SECONDS}'
         )
     size, disk = (start.file_bytes if start else 0), target.instance.disk_bytes
     if size > disk and disk:
         yield f"the model files take {gigabytes(size)}, but the instance's disk has only {gigabytes(disk)}"
-    elif size > disk:
+    elif size > disk and target.instance.takes_volume:
         yield (
             f"VolumeSizeInGB={volume_gb(size)}: the instance has no local disk, and the model files take"
             f" {gigabytes(size)}"

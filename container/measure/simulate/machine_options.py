@@ -44,6 +44,11 @@ def machine_options(command: Command) -> Command:
 def step_times(server: SimulatedServer, target: ServingTarget | None, step_trace: Path | None) -> StepTimes:
     """Return the step times of the named machine, or step times fitted to a trace. Raises CannotSimulateError."""
     if target is not None and step_trace is None:
+        if target.instance is not None and target.device is None:
+            raise CannotSimulateError(
+                f"--instance: the speed of {target.instance.name} is not known; allowed: instances with GPUs, or"
+                " --calibrate with a trace of the instance"
+            )
         return Roofline(server, target)
     if step_trace is None or not isinstance(server.engine, MpiEngineConfig):
         raise CannotSimulateError(

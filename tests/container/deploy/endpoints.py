@@ -10,13 +10,12 @@ from botocore.exceptions import ClientError
 
 from container.deploy.deployment import Deployment, EndpointSpec, VariantSpec, plan
 from container.explain import hardware
-from container.explain.hardware import Instance
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-server:cuda"
 ROLE = "arn:aws:iam::123456789012:role/lmi-execution"
 MODEL_DATA = "s3://my-bucket/llama/"
 GPU = hardware.instance("ml.g5.48xlarge")
-CPU = Instance("ml.c7i.4xlarge", "CPU", 1, 16, 0, 0, 1.25e9, "")
+CPU = hardware.instance("ml.c7i.4xlarge")
 GB = 10**9
 
 

@@ -13,8 +13,6 @@ from click.testing import CliRunner, Result
 
 from container.cli import main
 from container.deploy import deploy_command
-from container.deploy.deploy_command import find_instance
-from container.explain.hardware import NoSuchHardwareError
 from tests.container.deploy.endpoints import IMAGE, MODEL_DATA, ROLE, write_model
 from tests.docs.pages import commands, read
 from tests.support.paths import REPO_ROOT
@@ -23,7 +21,7 @@ SHARED = ("--name", "chat", "--image", IMAGE, "--role", ROLE, "--model-data", MO
 
 
 def run(*arguments: str, instance: str = "ml.g5.48xlarge", **env: str) -> Result:
-    return CliRunner().invoke(main, ["deploy", *arguments, *SHARED, "--instance", instance], env=env)
+    return CliRunner().invoke(main, ["deploy", *SHARED, "--instance", instance, *arguments], env=env)
 
 
 def test_a_dry_run_prints_a_program_and_needs_no_boto3(
@@ -81,15 +79,23 @@ def no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_aws")
 def test_without_a_region_the_variables_that_set_it_are_named(tmp_path: Path) -> None:
-    result = run(str(write_model(tmp_path)))
+    result = run(str(write_model(tmp_path)), "--image", "lmi-server:cuda")
     assert result.exit_code == 1
     assert "no AWS region: set AWS_REGION or AWS_DEFAULT_REGION, or choose a profile" in result.output
 
 
 @pytest.mark.usefixtures("no_aws")
-@pytest.mark.parametrize("variable", ["AWS_REGION", "AWS_DEFAULT_REGION"])
-def test_each_variable_of_the_region_counts(
-    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("env", "region"),
+    [
+        ({"AWS_REGION": "eu-west-3", "AWS_DEFAULT_REGION": "eu-west-1"}, "eu-west-3"),
+        ({"AWS_DEFAULT_REGION": "eu-west-3"}, "eu-west-3"),
+        ({}, "us-east-1"),
+    ],
+    ids=["AWS_REGION", "AWS_DEFAULT_REGION", "of the image"],
+)
+def test_the_region_comes_from_the_environment_or_the_image(
+    env: dict[str, str], region: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     regions: list[str] = []
 
@@ -97,14 +103,17 @@ def test_each_variable_of_the_region_counts(
         regions.append(sagemaker.meta.region_name)
 
     monkeypatch.setattr(deploy_command, "execute", execute)
-    result = run(str(write_model(tmp_path)), **{variable: "eu-west-3"})
-    assert (result.exit_code, regions) == (0, ["eu-west-3"]), result.output
+    folder = str(write_model(tmp_path))
+    result = run(folder, **env)
+    assert (result.exit_code, regions) == (0, [region]), result.output
+    program = run(folder, "--dry-run", **env).output
+    assert f'boto3.client("sagemaker", region_name="{region}")' in program
 
 
-def test_any_cpu_instance_is_accepted() -> None:
-    assert find_instance("ml.c7i.4xlarge").device == "CPU"
-    with pytest.raises(NoSuchHardwareError):
-        find_instance("ml.x9.large")
+def test_an_error_of_diff_has_another_exit_code_than_differences() -> None:
+    result = run("/no/such/folder", "--diff")
+    assert result.exit_code == 2
+    assert "no such file" in result.output
 
 
 @pytest.mark.parametrize("name", ["ml.r8g.2xlarge", "ml.c7g.large", "ml.m6gd.xlarge", "ml.c6gn.4xlarge"])

@@ -11,7 +11,6 @@ import pytest
 from botocore.validate import ParamValidator
 
 from container.deploy import CannotDeploy
-from container.deploy.deploy_command import find_instance
 from container.deploy.deployment import VariantSpec, plan
 from container.deploy.variables import from_command_line
 from container.explain import hardware
@@ -97,7 +96,7 @@ def test_the_ami_has_the_cuda_version_of_the_dockerfile(service: Any) -> None:
     ("changes", "reason"),
     [
         ({"model_data": None}, r"cannot read the model folder /\S+; .*--model-data"),
-        ({"model_data": "s3://bucket/prefix"}, "with a trailing slash"),
+        ({"model_data": "s3://bucket/prefix"}, r"file:///path/ for lmi endpoint, with a trailing slash"),
         ({"name": "n" * 60}, "at most 63 characters"),
         (
             {"instance": hardware.instance("ml.p3.2xlarge")},
@@ -136,7 +135,7 @@ def test_instances_without_local_storage_get_a_volume_for_the_model(tmp_path: Pa
     assert "VolumeSizeInGB" not in variant_of(planned(folder))
     assert 100 < variant_of(planned(folder, instance=CPU))["VolumeSizeInGB"] <= 512
     for name in ("ml.m5d.xlarge", "ml.c5d.4xlarge", "ml.r5dn.large"):
-        assert "VolumeSizeInGB" not in variant_of(planned(folder, instance=find_instance(name)))
+        assert "VolumeSizeInGB" not in variant_of(planned(folder, instance=hardware.instance(name)))
 
 
 def test_a_small_model_does_not_get_a_small_volume(tmp_path: Path) -> None:
@@ -190,6 +189,29 @@ def test_resource_names_change_with_a_secret_without_revealing_it(tmp_path: Path
         names.append((model["ModelName"], config["EndpointConfigName"]))
     assert names[1] == names[2]
     assert set(names[0]).isdisjoint(names[1])
+
+
+@pytest.mark.parametrize(
+    ("count", "weight", "excluded", "retained"),
+    [
+        (None, None, [], ["InitialInstanceCount", "InitialVariantWeight"]),
+        (2, None, ["DesiredInstanceCount"], ["InitialVariantWeight"]),
+        (None, 1.0, ["DesiredWeight"], ["InitialInstanceCount"]),
+        (2, 1.0, None, []),
+    ],
+)
+def test_an_update_retains_the_counts_and_weights_that_are_not_given(
+    count: int | None, weight: float | None, excluded: list[str] | None, retained: list[str], tmp_path: Path
+) -> None:
+    variants = [VariantSpec("A", write_model(tmp_path), weight)]
+    update = plan(spec(count=count), variants, update=True)
+    call = parameters(update, "update_endpoint")
+    assert call.get("RetainAllVariantProperties", False) == (excluded is not None)
+    kinds = [one["VariantPropertyType"] for one in call.get("ExcludeRetainedVariantProperties", ())]
+    assert kinds == (excluded or [])
+    assert update.retained_fields == retained
+    creation = parameters(plan(spec(count=count), variants), "create_endpoint")
+    assert creation.keys() == {"EndpointName", "EndpointConfigName"}
 
 
 def test_the_waiter_waits_longer_than_all_timeouts(tmp_path: Path) -> None:

@@ -119,9 +119,41 @@ def test_an_endpoint_is_created_compared_and_updated(platform: FakeLab, tmp_path
 
 
 def test_a_failed_endpoint_is_kept_and_its_reason_reported(platform: FakeLab, tmp_path: Path) -> None:
-    with pytest.raises(CannotDeploy, match=r"chat is not in service: .*the weights are gone"):
+    delete = "; delete the failed endpoint first: aws sagemaker delete-endpoint --endpoint-name chat"
+    with pytest.raises(CannotDeploy, match=f"chat is not in service: .*the weights are gone.*{delete}$"):
         carry_out(deployment(tmp_path, 8, UNHEALTHY="the weights are gone"), platform)
     assert platform.sagemaker.describe_endpoint(EndpointName="chat")["EndpointStatus"] == "Failed"
+    for update, reason in ((False, "already existing endpoint"), (True, "Cannot update failed endpoint")):
+        with pytest.raises(CannotDeploy, match=f"{reason}.*{delete}$"):
+            carry_out(deployment(tmp_path, 8, update), platform)
+
+
+@pytest.mark.usefixtures("aws")
+def test_an_update_without_a_count_keeps_the_instances_of_a_scaled_endpoint(
+    platform: FakeLab, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path, "option.max_rolling_batch_size=8", num_bytes=1000)
+    shared = ["--name", "chat", "--instance", CPU.name, "--image", IMAGE, "--role", ROLE]
+
+    def deploy(*more: str) -> str:
+        command = ["deploy", str(folder), *shared, "--model-data", f"file://{folder}/", *more]
+        return CliRunner().invoke(main, command).output
+
+    deploy()
+    scale = {"VariantName": "AllTraffic", "DesiredInstanceCount": 2}
+    platform.sagemaker.update_endpoint_weights_and_capacities(
+        EndpointName="chat", DesiredWeightsAndCapacities=[scale]
+    )
+    platform.wait("InService", name="chat")
+    assert deploy("--diff") == "no differences\n"
+    assert "InitialInstanceCount: 2 -> 1" in deploy("--diff", "--count", "1")
+    write_model(folder, "option.max_rolling_batch_size=16", num_bytes=1000)
+    deploy("--update")
+    platform.wait("InService", name="chat")
+    assert batch_sizes(platform) == ["16", "16"]
+    deploy("--update", "--count", "1")
+    platform.wait("InService", name="chat")
+    assert batch_sizes(platform) == ["16"]
 
 
 def test_an_update_that_is_rolled_back_is_an_error(

@@ -41,6 +41,8 @@ def lmi_check(*arguments: str) -> Result:
         ("option.dtpye=fp16\n", ["--instance", "ml.g5.48xlarge"], 1),
         ("", ["--instance", "ml.g5.48xlarge"], 0),
         ("option.tensor_parallel_degree=4\n", ["--instance", "ml.g5.48xlarge"], 3),
+        ("", ["--instance", "ml.m7i.48xlarge"], 0),
+        ("", ["--instance", "ml.c7i.4xlarge"], 3),
         ("", ["--device", "H200"], 0),
         ("", ["--device", "A10G", "--count", "2"], 3),
         ("", ["--device", "Gaudi3", "--count", "8"], 3),
@@ -55,6 +57,7 @@ def test_exit_codes(tmp_path: Path, text: str, arguments: list[str], code: int) 
     ("arguments", "message"),
     [
         (["--instance", "ml.g5.47xlarge"], "did you mean ml.g5.4xlarge?"),
+        (["--instance", "ml.t2.medium"], "its cores and memory are not known"),
         (["--device", "A10"], "did you mean A10G?"),
         (["--count", "2"], "--count requires --device"),
         (["--device", "CPU", "--count", "4"], "--count: not supported with --device CPU"),
@@ -113,6 +116,7 @@ def test_advice_on_timeouts_for_an_instance(tmp_path: Path) -> None:
     assert "model_data_download_timeout=180: the platform copies 83.7 GB" in advice
     assert "container_startup_health_check_timeout=1200: " in advice
     assert "option.predict_timeout is 240: set it to 60" in advice
+    assert "for an endpoint that streams, set it to 480" in advice
     short = "option.model_loading_timeout=100\noption.predict_timeout=60\n"
     advice = advise(tmp_path, FALCON_40B, "ml.g5.48xlarge", short)
     assert "option.model_loading_timeout=100 is too short: loading takes about 84 s" in advice
@@ -139,6 +143,8 @@ def test_advice_on_disk_size(tmp_path: Path) -> None:
         tmp_path, LLAMA_3_8B, "ml.p3.2xlarge"
     )
     assert "VolumeSizeInGB" not in advise(tmp_path, LLAMA_3_8B, "ml.g5.xlarge")
+    assert "VolumeSizeInGB=20" in advise(tmp_path, LLAMA_3_8B, "ml.m5.4xlarge")
+    assert "VolumeSizeInGB" not in advise(tmp_path, LLAMA_3_8B, "ml.m5d.4xlarge")
     larger = FALCON_40B | {"num_hidden_layers": 120, "dtype": "float32"}
     advice = advise(tmp_path, larger, "ml.g5.xlarge")
     assert "the model files take 330 GB, but the instance's disk has only 250 GB" in advice

@@ -74,6 +74,27 @@ def test_instances_are_refused_for_their_own_reason(name: str, reason: str) -> N
     assert reason in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "vcpus", "gib"),
+    [
+        ("ml.c7i.4xlarge", 16, 32),
+        ("ml.m5d.large", 2, 8),
+        ("ml.r6i.xlarge", 4, 32),
+        ("ml.C5.18xlarge", 72, 144),
+        ("ml.t2.medium", 0, 0),
+        ("ml.c4.8xlarge", 0, 0),
+    ],
+)
+def test_the_name_of_a_cpu_instance_tells_its_cores_and_memory(name: str, vcpus: int, gib: int) -> None:
+    found = instance(name)
+    assert (found.device, found.vcpus, found.memory_bytes) == (CPU, vcpus, gib * 1024**3)
+
+
+def test_an_instance_with_a_disk_takes_no_volume() -> None:
+    takes = {name: instance(name).takes_volume for name in ("ml.c7i.large", "ml.m5d.large", "ml.g5.xlarge")}
+    assert takes == {"ml.c7i.large": True, "ml.m5d.large": False, "ml.g5.xlarge": False}
+
+
 def test_the_newest_gpus_of_instances_are_known() -> None:
     assert (instance("ml.g7e.12xlarge").device, instance("ml.g7e.12xlarge").count) == (
         "RTX-PRO-6000-Server",
@@ -99,6 +120,7 @@ def test_names_are_case_insensitive() -> None:
         ("device", "xyz", "known: V100, T4,"),
         ("instance", "g5.48xlarge", "did you mean ml.g5.48xlarge?"),
         ("instance", "xyz", "known: ml.g4dn, ml.g5, "),
+        ("instance", "ml.x9.large", "did you mean ml.g6.xlarge?"),
     ],
 )
 def test_an_unknown_name_gets_a_suggestion_or_all_names(lookup: str, name: str, hint: str) -> None:

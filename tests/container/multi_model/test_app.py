@@ -367,6 +367,7 @@ def test_ping_returns_503_until_every_model_of_the_folder_was_loaded_or_has_fail
     manager = lab.manager("a", "b")
     client = client_of(manager)
     assert client.get("/ping").json == {"status": "Unhealthy", "reason": "models are being loaded"}
+    assert client.get("/ping").headers["Retry-After"] == "5"
     assert client.get("/ping").status_code == 503
     assert client.post("/predictions/a", data=b"x").status_code == 200
     assert client.get("/ping").status_code == 503
