@@ -32,7 +32,7 @@ from container.run.runtime_folder import remove_leftovers, runtime_folder
 from container.run.stop_signals import StopSignals
 from container.run.supervise import Helper, Supervisor
 from engines.config import EngineConfig, HandlerEngineConfig, MpiEngineConfig
-from engines.health import StatusBoard
+from engines.health import EngineState, StatusBoard
 from lmi_server.config import LmiConfig, WebConfig
 from lmi_server.properties import loader
 
@@ -270,7 +270,10 @@ class _Run:
     def _start_engine(
         self, number: int, paths: RuntimePaths, mpirun: launch.MpiRun | None
     ) -> tuple[Child, StatusBoard]:
-        """Start a copy's engine, or restart it."""
+        """Start a copy's engine, or restart it.
+
+        Raises: OSError: it cannot be started. Its board then says FAILED, so that clients look for the next board.
+        """
         if self.copies > 1:
             paths.clear()
         board = paths.new_board(self._num_heartbeats())
@@ -284,7 +287,11 @@ class _Run:
         name = "engine" if mpirun or config.engine != "MPI" else "engine rank 0"
         name = name if self.copies == 1 else f"copy {number}"
         # On SIGTERM, which systemd sends to every process, mpirun would kill the ranks.
-        return Child.start(name, command, env, blocked=signal.SIGTERM if mpirun else 0), board
+        try:
+            return Child.start(name, command, env, blocked=signal.SIGTERM if mpirun else 0), board
+        except OSError as error:
+            board.set_state(EngineState.FAILED, str(error))
+            raise
 
     def _mpirun(self) -> launch.MpiRun | None:
         """Return the mpirun that starts several ranks; None for one rank. Raises NoMpiRun."""

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ast
+import errno
+import io
 import pwd
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from container.errors import BadVariable
+from container.machine import Machine
+from container.progress import LogLines
 from container.run import launch
 from container.run.launch import MpiRun, RuntimePaths
-from container.run.serve import config_of_copy, places_per_copy
+from container.run.processes import Child
+from container.run.serve import _Run, config_of_copy, places_per_copy
+from container.run.stop_signals import StopSignals
 from engines.config import CacheConfig, ModelSettings, MpiEngineConfig, ParallelConfig, SchedulerConfig
 from engines.core import SchedulerSettings
 from engines.health import EngineState, StatusBoard
@@ -225,6 +232,23 @@ def test_files_of_the_previous_engine_are_removed_before_a_restart(tmp_path: Pat
     assert old.is_replaced
     assert old.read().state is EngineState.STARTING
     assert set(tmp_path.iterdir()) == {paths.engine_config, paths.status}
+
+
+def test_the_board_of_an_engine_that_cannot_be_started_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> NoReturn:
+        raise OSError(errno.EAGAIN, "no process left")
+
+    monkeypatch.setattr(Child, "start", fail)
+    (paths, _) = RuntimePaths(tmp_path).copies(2)
+    paths.folder.mkdir()
+    run = _Run(CONFIG, 2, False, paths, {}, Machine(1, 1), LogLines(io.StringIO()), StopSignals())
+    with pytest.raises(OSError, match="no process left"):
+        run._start_engine(1, paths, None)
+    health = StatusBoard.open(paths.status).read()
+    assert health.state is EngineState.FAILED
+    assert "no process left" in health.reason
 
 
 def test_each_copy_has_its_own_number_and_step_trace() -> None:
