@@ -234,6 +234,8 @@ class Supervisor:
         for copy in self._copies:
             copy.board.set_state(EngineState.FAILED, cause)
             copy.child.kill_all()
+        for helper in self._helpers:
+            helper.board.set_state(EngineState.FAILED, cause)
         if self._web.poll() is None:
             until = time.monotonic() + self._times.report_errors
             while (remaining := until - time.monotonic()) > 0 and self._signals.count == 0:

@@ -140,6 +140,20 @@ def test_formatters_that_load_too_slowly_are_named(
     )
 
 
+def test_the_end_of_formatters_is_reported_to_their_clients(tmp_path: Path) -> None:
+    lab = CopiesLab(tmp_path, EngineState.READY)
+    child: Any = FakeChild()
+    board = StatusBoard.create(tmp_path / "formatters", 1)
+    board.set_state(EngineState.READY)
+
+    def check_board() -> None:
+        assert board.read().state is EngineState.FAILED
+        lab.terminate()
+
+    child.code = -9
+    assert lab.run(nothing, check_board, helpers=[Helper(child, board)]) == 1
+
+
 @pytest.mark.parametrize(("code", "state"), [(-9, EngineState.FAILED), (0, EngineState.STOPPED)])
 def test_the_end_of_a_copy_is_reported_while_the_others_drain(
     code: int, state: EngineState, tmp_path: Path
