@@ -17,6 +17,8 @@ from gunicorn.workers.ggevent import GeventWorker
 from lmi_server.http.connection import ClientConnection, ConnectionLimits
 
 _PIECE_BYTES = 64 * 1024
+_LAST_IDLE_SECONDS = 1.0
+"""Time until the first byte of a request on a connection that is accepted during the shutdown."""
 _LOG_INTERVAL_SECONDS = 60.0
 """Minimum time between two log lines about connections closed to make room."""
 
@@ -44,7 +46,8 @@ class Worker(GeventWorker):
         return contextlib.nullcontext()
 
     def handle(self, listener: Any, client: Any, addr: Any) -> None:
-        limits = dataclasses.replace(self.limits, idle_seconds=self.cfg.keepalive)
+        idle_seconds = self.cfg.keepalive if self.alive else _LAST_IDLE_SECONDS
+        limits = dataclasses.replace(self.limits, idle_seconds=idle_seconds)
         connection = ClientConnection(client, limits)
         if len(self._connections) >= self.worker_connections - 1:
             self._make_room()
