@@ -115,12 +115,12 @@ def body(output: Output) -> bytes:
     return _part(content.get("data") if content.contains("data") else content.value_at(0))
 
 
-def finalize(output: Output | None) -> None:
-    """Call the finalizer that the handler has set on its output, if any."""
+def finalize(output: Any) -> None:
+    """Call the finalizer that the handler has set on its output, if any. Does nothing if it returned no `Output`."""
     try:
-        if output is not None:
+        if isinstance(output, Output):
             output.execute_finalize()
-    except Exception:  # the response has been sent
+    except Exception:  # the response has been sent, or an error instead
         logger.exception("the handler's finalizer failed")
 
 

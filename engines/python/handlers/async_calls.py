@@ -85,6 +85,7 @@ class AsyncCalls:
 
     async def _run(self, invocation: Invocation) -> None:
         name = invocation.id
+        result = None
         try:
             result = await self._handler(single_input(invocation, self._properties))
             if result is None or (isinstance(result, Output) and result.stream_content is None):
@@ -92,10 +93,10 @@ class AsyncCalls:
                     self._deliver(piece)
             else:
                 await self._stream(name, self._stream_of(result))
-            answers.finalize(result if isinstance(result, Output) else None)
         except Exception as error:  # an error of the user's code must only fail this call
             logger.exception("%s: the handler failed", name)
             self._deliver(answers.failure(name, error))
+        answers.finalize(result)  # `_next` does this for a canceled call
 
     async def _stream(self, name: str, pieces: AsyncIterator[tuple[AnswerHead, bytes]]) -> None:
         """Send a stream. An error before the first piece is raised; a later error ends the stream."""
@@ -118,10 +119,10 @@ class AsyncCalls:
         if isinstance(result, Output):
             pieces = answers.stream_of(result)
             try:
-                piece: bytes | None = await self._next(pieces, b"")
+                piece: bytes | None = await self._next(result, pieces, b"")
                 while piece is not None:
                     yield answers.head(result), piece
-                    piece = await self._next(pieces, None)
+                    piece = await self._next(result, pieces, None)
             finally:
                 with contextlib.suppress(ValueError):  # the thread of a canceled call is still in it
                     pieces.close()
@@ -142,16 +143,18 @@ class AsyncCalls:
         if empty:
             yield answers.head(Output(204, "No Content")), b""
 
-    async def _next(self, pieces: Iterator[bytes], end: bytes | None) -> bytes | None:
-        """Return the next piece of a stream, or `end`, from a thread.
+    async def _next(self, output: Output, pieces: Iterator[bytes], end: bytes | None) -> bytes | None:
+        """Return the next piece of an output's stream, or `end`, from a thread.
 
         A canceled call leaves its thread behind, unless too many threads of canceled calls wait already. Then the
         call does not end before its thread returns, so that the dispatcher kills a process that has no threads left.
+        The output's finalizer runs when the thread has returned, because the stream may use what it releases.
         """
         piece = self._threads.submit(contextvars.copy_context().run, lambda: next(pieces, end))
         try:
             return await asyncio.wrap_future(piece)
         except asyncio.CancelledError:
+            asyncio.wrap_future(piece).add_done_callback(lambda _: answers.finalize(output))
             self._abandoned = [each for each in (*self._abandoned, piece) if not each.done()]
             if len(self._abandoned) > MAX_CALLS:
                 await asyncio.wait([asyncio.wrap_future(piece)])

@@ -58,17 +58,21 @@ class Calls:
             if batch[0].id not in self._unwanted:
                 self._run_alone(batch[0])
             return True
+        output = None
         try:
             output = self._handler(batch_input(batch, self._properties))
             pieces = answers.batch_responses(batch, output)
         except Exception:  # one request's error must not fail the others
             logger.exception("a call with %d requests failed; each runs again alone", len(batch))
             return False
-        self._send(pieces)
-        answers.finalize(output)
-        return True
+        else:
+            self._send(pieces)
+            return True
+        finally:
+            answers.finalize(output)
 
     def _run_alone(self, invocation: Invocation) -> None:
+        output = None
         try:
             output = self._handler(single_input(invocation, self._properties))
             if output is not None and not isinstance(output, Output):
@@ -79,10 +83,11 @@ class Calls:
                 self._stream(invocation.id, output)
             else:
                 self._send(answers.response_pieces(invocation.id, output))
-            answers.finalize(output)
         except Exception as error:  # an error of the user's code must only fail this call
             logger.exception("%s: the handler failed", invocation.id)
             self._deliver(answers.failure(invocation.id, error))
+        finally:
+            answers.finalize(output)
 
     def _stream(self, request_id: str, output: Output) -> None:
         """Send a stream piece by piece. An error before the first piece is raised; a later error ends the stream."""

@@ -75,6 +75,18 @@ def test_a_finalizer_runs_after_the_response_and_its_failure_is_ignored() -> Non
     assert [output.last for output in line.outputs] == [True]
 
 
+@pytest.mark.parametrize("bodies", [(b"x",), (b"x", b"y")])
+@pytest.mark.parametrize(
+    "output", [lambda: Output(code=9), lambda: Output().add_stream_content(map(int, "x"), None)]
+)
+def test_a_finalizer_runs_once_after_an_output_that_cannot_be_sent(
+    output: Callable[[], Output], bodies: tuple[bytes, ...]
+) -> None:
+    finished: list[str] = []
+    Line(lambda inputs: output().finalize(finished.append, "n")).run(*bodies)
+    assert finished == ["n"]
+
+
 @pytest.mark.parametrize(
     ("returned", "status", "message", "text"),
     [
