@@ -130,8 +130,9 @@ def test_int8_weights_are_as_accurate_on_several_ranks_as_on_one(variant: str, t
         return torch.stack([ranks[0][place] for place in sorted(ranks[0])])
 
     exact = logits(1, "none")
-    alone, shared = ((logits(degree, "int8") - exact).norm() for degree in (1, 2))
-    assert 0 < shared < 2 * alone < exact.norm() / 2
+    # The median, because a few rows choose other experts.
+    alone, shared = ((logits(degree, "int8") - exact).norm(dim=1).median() for degree in (1, 2))
+    assert 0 < shared < 2 * alone < exact.norm(dim=1).median() / 2
 
 
 def _parameter_bytes(folder: Path) -> dict[str, int]:
