@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
+from container.endpoint import asynchronous
 from tests.container.endpoint.fake_containers import FakeLab, fake_lab
 from tests.container.endpoint.fake_s3 import FakeS3
 from tests.support.endpoints import ENDPOINT
@@ -92,6 +95,37 @@ def test_invocations_wait_for_a_container_which_may_be_added_later(platform: Fak
     for container in platform.containers:
         container.go.set()
     assert all(wait_object(s3, reply["OutputLocation"]) == b"x" for reply in replies)
+
+
+def test_only_waiting_invocations_take_places_in_the_queue(
+    s3: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asynchronous, "_MAX_WAITING", 2)
+    with fake_lab(s3=lambda: s3.client) as platform:
+        deploy(platform)
+        for _ in range(4):
+            reply = platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x")
+            assert wait_object(s3, reply["OutputLocation"]) == b"x"
+
+
+def test_an_invocation_that_waits_longer_than_its_ttl_fails(
+    platform: FakeLab, s3: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offset = 0.0
+    monkeypatch.setattr(asynchronous, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + offset))
+    deploy(platform, environment={"HOLD": "1"})
+    running, expired, waiting = (
+        platform.runtime.invoke_endpoint_async(EndpointName=ENDPOINT, Body=b"x", RequestTTLSeconds=seconds)
+        for seconds in (60, 60, 7200)
+    )
+    assert platform.containers[0].arrived.acquire(timeout=200)
+    offset = 3600.0
+    platform.containers[0].go.set()
+    for reply in (running, waiting):
+        assert wait_object(s3, reply["OutputLocation"]) == b"x"
+    locations = [expired[name].removeprefix("s3://") for name in ("OutputLocation", "FailureLocation")]
+    wait_until(lambda: any(location in s3.objects for location in locations))
+    assert s3.objects.get(locations[1]) == b"RequestTTLSeconds: the request expired in the queue"
 
 
 def test_invalid_calls_raise_validation_errors(platform: FakeLab) -> None:

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 from botocore.exceptions import EventStreamError
 
-from container.endpoint import container_call
+from container.endpoint import container_call, runtime
 from container.endpoint.container_call import MAX_BODY_BYTES, ContainerCall
 from container.endpoint.event_stream import payload_part
 from container.endpoint.runtime import TimeLimits
@@ -217,6 +217,13 @@ def test_a_shadow_variant_gets_copies_and_its_responses_are_dropped(platform: Fa
     figures = platform.figures()
     assert (figures["A"]["requests"], figures["A"]["errors"]) == (10, 0)
     assert (figures["shadow"]["requests"], figures["shadow"]["errors"]) == (10, 10)
+
+
+def test_a_copy_that_has_ended_leaves_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_MAX_COPIES", 1)
+    with fake_lab(limits=TimeLimits(200.0, 200.0)) as platform:
+        platform.deploy(A={}, shadow={})
+        wait_until(lambda: platform.invoke() and platform.figures()["shadow"]["requests"] >= 3, seconds=30.0)
 
 
 def test_figures_are_served_over_http(platform: FakeLab) -> None:

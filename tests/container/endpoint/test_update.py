@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from botocore.exceptions import ClientError
 from container.endpoint.api import ApiError
 from container.endpoint.figures import ServedRequest
 from container.endpoint.rollout import AlarmRule, Rollout
+from container.endpoint.traffic import Traffic
 from tests.container.endpoint.fake_containers import FakeLab, fake_lab
 from tests.support.endpoints import ENDPOINT
 from tests.support.waiting import wait_until
@@ -154,6 +156,32 @@ def test_an_update_can_retain_variant_weights(platform: FakeLab) -> None:
         ("A", 3.0, 2),
         ("C", 1.0, 1),
     ]
+
+
+def test_an_update_can_retain_the_deployment_config(platform: FakeLab) -> None:
+    platform.configure("one", A={})
+    platform.configure("two", A={})
+    policy = deployment("CANARY", CanarySize=percent(20))
+    platform.sagemaker.create_endpoint(
+        EndpointName=ENDPOINT, EndpointConfigName="one", DeploymentConfig=policy
+    )
+    platform.wait("InService")
+    platform.sagemaker.update_endpoint(
+        EndpointName=ENDPOINT, EndpointConfigName="two", RetainDeploymentConfig=True
+    )
+    described = platform.wait("InService")
+    assert (described["EndpointConfigName"], described["LastDeploymentConfig"]) == ("two", policy)
+
+
+def test_the_old_fleet_is_kept_for_the_termination_wait() -> None:
+    waits: list[float] = []
+    blue: Any = SimpleNamespace()
+    green: Any = SimpleNamespace(variants={}, stopping=SimpleNamespace(wait=waits.append))
+    policy = {"BlueGreenUpdatePolicy": {"TerminationWaitInSeconds": 3600}}
+    traffic = Traffic()
+    Rollout.of(policy, 1, {}).run(traffic, blue, green)
+    assert waits == [3600]
+    assert traffic.fleets() == [green]
 
 
 def test_only_one_update_at_a_time(platform: FakeLab) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 from werkzeug.test import TestResponse
 
+from lmi_server.http.client_gone import ClientWatch
 from tests.container.multi_model.fakes import FakeModels
 from tests.container.multi_model.test_app import client_of
 from tests.container.multi_model.test_loading import close_gates
@@ -99,3 +100,20 @@ def test_only_a_client_that_stays_learns_that_the_server_dropped_its_request(
     lab.go.set()
     assert response.result().status_code == status
     assert any(f"status={status}" in line and line.endswith(f"finish={finish}") for line in logs.messages)
+
+
+def test_a_forwarded_request_ends_with_its_client(
+    leaving: LeavingClient, lab: FakeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the router's worker a greenlet notices that the client has left; here, the test does."""
+    callbacks: list[Callable[[], None]] = []
+    monkeypatch.setattr(ClientWatch, "start", lambda watch, on_disconnect: callbacks.append(on_disconnect))
+    lab.go.clear()
+    response, leave = leaving.post("b")
+    lab.arrived.acquire()
+    leave()
+    wait_until(lambda: callbacks, seconds=30.0)
+    callbacks[0]()
+    wait_until(response.done, seconds=30.0)
+    assert response.result().status_code == 499
+    assert not lab.go.is_set()

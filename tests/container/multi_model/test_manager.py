@@ -160,6 +160,18 @@ def test_the_least_recently_used_model_is_evicted(lab: FakeModels) -> None:
         manager.lease("d")
 
 
+def test_an_idle_model_is_evicted_before_a_busy_one_that_was_used_earlier(lab: FakeModels) -> None:
+    manager = lab.manager("busy", "idle", "new", limit=20)
+    lease = manager.lease("busy")
+    assert served_by(manager, "idle") == "idle"
+    with ThreadPoolExecutor(1) as pool:
+        new = pool.submit(served_by, manager, "new")
+        wait_until(lambda: new.done() or "unloading" in states(manager).values())
+        lease.release()
+        assert new.result() == "new"
+    assert lab.up() == ["busy", "new"]
+
+
 def test_several_models_are_evicted_for_a_large_one(lab: FakeModels) -> None:
     lab.needs["large"] = 25
     manager = lab.manager("a", "b", "large", limit=30)

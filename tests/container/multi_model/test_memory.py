@@ -53,6 +53,17 @@ def test_required_memory_overrides_the_prediction(tmp_path: Path) -> None:
     assert need_of(write_dummy_model(tmp_path, "required_memory_mb=123")).host == 123 << 20
 
 
+def test_with_gpus_the_weights_take_memory_of_each_gpu_instead_of_main_memory(tmp_path: Path) -> None:
+    machine = replace(CPU, gpu_count=1)
+    before = need_of(write_dummy_model(tmp_path), machine)
+    (tmp_path / "weights.bin").write_bytes(bytes(1 << 20))
+    after = need_of(tmp_path, machine)
+    assert after.gpu - before.gpu == pytest.approx(1.2 * (1 << 20), abs=2)
+    assert before.gpu > memory.CONTEXT_BYTES
+    assert after.host == before.host
+    assert need_of(write_dummy_model(tmp_path, "gpu.required_memory_mb=700"), machine).gpu == 700 << 20
+
+
 def test_each_copy_needs_its_own_memory(tmp_path: Path) -> None:
     machine = replace(CPU, cpu_count=4)
     one = need_of(write_dummy_model(tmp_path, "option.kv_cache_gb=0.5"), machine)

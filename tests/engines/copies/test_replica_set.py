@@ -222,6 +222,12 @@ def test_load_decreases_with_each_output() -> None:
     assert _loads(replicas) == [7, 0]
 
 
+def test_an_output_limit_that_is_rarely_reached_is_not_counted_in_full() -> None:
+    replicas, _ = make_set()
+    replicas.submit(make_request("a", range(50), max_new_tokens=8000))
+    assert _loads(replicas) == [50 + 256, 0]
+
+
 @pytest.mark.parametrize("health", [FAILED, LOADING, STUCK, Health(EngineState.DRAINING, "", 0.0)])
 def test_only_ready_copies_get_requests(health: Health) -> None:
     replicas, copies = make_set(3)

@@ -73,6 +73,15 @@ def test_many_crashing_requests_do_not_stop_the_engine(tmp_path: Path) -> None:
     assert lab.generator.num_restarts == 7
 
 
+def test_crashes_with_good_batches_between_them_do_not_stop_the_engine(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=1, dies_after=[1, None] * (MAX_DEATHS + 1))
+    requests = make_requests(MAX_DEATHS + 1)
+    front = lab.serve(*(turn for each in requests for turn in (submit(each), *pauses(20))))
+    for request in requests:
+        check_front(front, request)
+    assert lab.generator.num_restarts == MAX_DEATHS + 1
+
+
 def test_a_request_whose_rerun_differs_gets_an_error(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, dies_after=[2], forgets_after_restart=1)
     front = lab.serve(

@@ -14,7 +14,7 @@ from transformers import dynamic_module_utils
 
 from engines.config import ParallelConfig
 from engines.python import model as loading
-from engines.python.model import load_model, placement
+from engines.python.model import describe, load_model, placement
 from tests.support.dynamic_engine import make_dynamic_config
 from tests.support.tiny_architectures import VOCAB_SIZE, make_model
 
@@ -62,6 +62,15 @@ def test_a_model_is_loaded_by_its_own_class(tmp_path: Path, architecture: str, e
         model.module.named_parameters(), saved.named_parameters(), strict=True
     ):
         assert torch.equal(loaded, original), name
+
+
+@pytest.mark.parametrize(
+    ("configured", "pad"), [(-1, 0), (None, 0), (VOCAB_SIZE, 0), (VOCAB_SIZE - 1, VOCAB_SIZE - 1)]
+)
+def test_a_pad_token_outside_the_embedding_table_is_replaced(configured: int | None, pad: int) -> None:
+    model = make_model("llama")
+    model.generation_config.pad_token_id = configured
+    assert describe(model).pad_token_id == model.generation_config.pad_token_id == pad
 
 
 def test_on_a_cpu_weights_are_rounded_to_dtype_and_computed_in_fp32(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""The settings that the router passes to its models' servers and to the manager."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from container.machine import Machine
+from container.multi_model import router
+from container.multi_model.config import RouterConfig
+from container.multi_model.manager import ModelManager, Predict, Start
+from container.multi_model.memory import MemoryAccount, Room
+from container.multi_model.served_model import MemoryNeed
+from container.run.local_server import LocalServer
+
+MODEL = Path("/models/a")
+Commands = list[tuple[list[str], dict[str, str]]]
+"""Commands and environments of servers."""
+
+
+class RecordingManager(ModelManager):
+    """A manager that loads nothing, and whose arguments can be read."""
+
+    def __init__(
+        self, folders: dict[str, Path], account: MemoryAccount, predict: Predict, start: Start, limit: float
+    ) -> None:
+        super().__init__(folders, account, predict, start, limit)
+        self.predict, self.start, self.limit = predict, start, limit
+
+    def load_all(self) -> None:
+        pass
+
+    def watch(self) -> None:
+        pass
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """Record the servers that would have been started."""
+    started: Commands = []
+
+    def start(name: str, command: list[str], environ: dict[str, str]) -> None:
+        started.append((command, environ))
+
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(router, "ModelManager", RecordingManager)
+    monkeypatch.setattr(LocalServer, "start", start)
+    return started
+
+
+def make_manager(tmp_path: Path, **changes: Any) -> RecordingManager:
+    """Make a router that is configured with `changes`, and return its manager."""
+    fields = {"folders": {}, "lenient": False, "allow_remote_code": False, **changes}
+    config = RouterConfig(
+        models_root="/models", max_request_size=1000, memory_limit=None, memory_reserved=0, **fields
+    )
+    path = tmp_path / "router.json"
+    path.write_text(config.to_json())
+    manager: RecordingManager = router.make_router(str(path)).extensions["models"]
+    return manager
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        ({}, []),
+        ({"lenient": True}, ["--lenient"]),
+        ({"allow_remote_code": True}, ["--allow-remote-code"]),
+    ],
+)
+def test_a_model_is_served_and_its_memory_predicted_with_the_flags_of_the_router(
+    changes: dict[str, bool],
+    flags: list[str],
+    commands: Commands,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    predictions = []
+
+    def predict_need(
+        folder: Path, environ: dict[str, str], machine: Machine, lenient: bool, allow_remote_code: bool
+    ) -> MemoryNeed:
+        predictions.append((folder, machine, lenient, allow_remote_code))
+        return MemoryNeed(1)
+
+    monkeypatch.setattr(router, "predict_need", predict_need)
+    manager = make_manager(tmp_path, **changes)
+    machine = Machine(2, 100)
+    need = manager.predict(MODEL, Room(machine))
+    manager.start(MODEL, need)
+    ((command, _),) = commands
+    assert [word for word in command if word in ("--lenient", "--allow-remote-code")] == flags
+    lenient, allow_remote_code = changes.get("lenient", False), changes.get("allow_remote_code", False)
+    assert predictions == [(MODEL, machine, lenient, allow_remote_code)]
+
+
+@pytest.mark.parametrize(("predicted", "size"), [("0.5", "0.5"), ("", None)])
+def test_a_server_gets_the_predicted_kv_cache_size(
+    predicted: str,
+    size: str | None,
+    commands: Commands,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.delenv("OPTION_KV_CACHE_GB", raising=False)
+    make_manager(tmp_path).start(MODEL, MemoryNeed(1, kv_cache_gb=predicted))
+    ((_, environ),) = commands
+    assert environ.get("OPTION_KV_CACHE_GB") == size
+
+
+def test_only_models_that_the_platform_loads_have_its_time_limit(commands: Commands, tmp_path: Path) -> None:
+    assert make_manager(tmp_path).limit == 360.0
+    assert make_manager(tmp_path, folders={"a": str(MODEL)}).limit == math.inf
