@@ -25,22 +25,20 @@ class SelfAttention:
     stopwatch: Stopwatch
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        cache: KvCache,
-        step: StepAttention,
-        rows: torch.Tensor | None = None,
-        add_to: torch.Tensor | None = None,
+        self, x: torch.Tensor, cache: KvCache, step: StepAttention, add_to: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute attention. x: [num_rows, hidden] -> [num_rows, hidden]. The caller sums the results over ranks.
+        """Compute attention. x: [num_rows, hidden] -> [num_wanted, hidden]. The caller sums the results over ranks.
 
-        rows: numbers of the rows to return; None: all.
         add_to: as in `lmi_kernels.linear`.
         """
         qkv = lmi_kernels.linear(x, self.qkv)
         self.stopwatch.start()
         out = step.attend(qkv, self.params, cache.layers[self.layer])
         self.stopwatch.stop("attention")
-        if rows is not None:
+        if (rows := self.wanted_rows(cache, step)) is not None:
             out = out[rows]
         return lmi_kernels.linear(out, self.output, add_to)
+
+    def wanted_rows(self, cache: KvCache, step: StepAttention) -> torch.Tensor | None:
+        """Return the numbers of the rows that this layer computes to its end; None: all, as other layers follow."""
+        return step.wanted_rows if self.layer + 1 == len(cache.layers) else None

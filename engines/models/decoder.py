@@ -35,21 +35,16 @@ class Model(Protocol):
 
 class Layer(Protocol):
     def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        cache: KvCache,
-        step: StepAttention,
-        rows: torch.Tensor | None = None,
+        self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute a layer.
 
         x: [num_rows, hidden]: the output of the previous layer, or the embedding. The layer adds it to the residual
             stream.
         residual: the residual stream; None in the first layer.
-        rows: numbers of the rows to return; None: all. All rows are written to the KV cache.
 
-        Returns: this layer's output, which is not yet added to the residual stream, and the residual stream.
+        Returns: this layer's output, which is not yet added to the residual stream, and the residual stream. The last
+            layer returns only the step's `wanted_rows`.
         """
 
 
@@ -69,11 +64,9 @@ class Decoder:
         cache: also tells the number of layers to compute. For measurements, it has fewer than the model.
         """
         x, residual = self.embedding(input_ids, step.positions), None
-        *layers, last_layer = self.layers[: len(cache.layers)]
-        for layer in layers:
+        for layer in self.layers[: len(cache.layers)]:
             x, residual = layer(x, residual, cache, step)
-        x, residual = last_layer(x, residual, cache, step, step.wanted_rows)
-        return residual + x
+        return x if residual is None else residual + x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Compute logits. hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on other ranks."""

@@ -29,16 +29,12 @@ class SequentialLayer:
         self._mlp_output_norm = _norm(parts, prefix, names.mlp_output_norm)
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        cache: KvCache,
-        step: StepAttention,
-        rows: torch.Tensor | None = None,
+        self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
         (x,), residual = self._attention_norm.add(x, residual)
+        rows = self._attention.wanted_rows(cache, step)
         residual, slots = _select(residual, rows), _slots(step, rows)
-        x = all_reduce(self._attention(x, cache, step, rows), self._comm)
+        x = all_reduce(self._attention(x, cache, step), self._comm)
         if self._attention_output_norm is not None:
             x = self._attention_output_norm(x)
         (x,), residual = self._mlp_norm.add(x, residual)
@@ -60,17 +56,13 @@ class ParallelLayer:
         self._mlp = make.mlp(parts, index)
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        cache: KvCache,
-        step: StepAttention,
-        rows: torch.Tensor | None = None,
+        self, x: torch.Tensor, residual: torch.Tensor | None, cache: KvCache, step: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
         inputs, residual = self._norms.add(x, residual)
+        rows = self._attention.wanted_rows(cache, step)
         residual, slots = _select(residual, rows), _slots(step, rows)
         out = self._mlp(_select(inputs[-1], rows), slots)
-        out = self._attention(inputs[0], cache, step, rows, add_to=out)
+        out = self._attention(inputs[0], cache, step, add_to=out)
         return all_reduce(out, self._comm), residual
 
 

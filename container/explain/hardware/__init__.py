@@ -64,8 +64,8 @@ CPU = "CPU"
 _CPU_INSTANCE = re.compile(
     r"ml\.(?P<family>[cmrt])(?P<generation>\d)\w*\.(?P<factor>\d*)(?P<size>medium|large|xlarge)"
 )
-_GIB_PER_VCPU = {"c": 2, "m": 4, "r": 8, "t": 4}
-"""Memory for each vCPU from the fifth generation on. SageMaker has no such `t`."""
+_GIB_PER_VCPU = {"c": 2, "m": 4, "r": 8}
+"""Memory for each vCPU, by family, from the fifth generation on."""
 _CPU_NETWORK = 1.25e9
 """Network bandwidth of instances without accelerators in bytes per second. They have up to 10 Gbit/s or more."""
 _LEAST_CAPABILITY = 7.5
@@ -133,7 +133,7 @@ def _cpu_instance(name: str) -> Instance | None:
     """Return an instance without accelerators. Those before the fifth generation get 0 vCPUs and bytes of memory."""
     if (match := _CPU_INSTANCE.fullmatch(name)) is None:
         return None
-    ratio = _GIB_PER_VCPU[match["family"]] if match["generation"] >= "5" else 0
+    ratio = _GIB_PER_VCPU.get(match["family"], 0) if match["generation"] >= "5" else 0
     vcpus = (4 * int(match["factor"] or 1) if match["size"] == "xlarge" else 2) if ratio else 0
     return Instance(name, CPU, 1, vcpus, vcpus * ratio * 1024**3, 0, _CPU_NETWORK, "")
 
