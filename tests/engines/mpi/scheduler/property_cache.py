@@ -33,11 +33,11 @@ class CheckedCache:
         self._memory = bytearray(num_blocks * self._page_bytes)
         self._tables: dict[int, list[int]] = {}
         self.written: set[int] = set()
-        """Blocks written in this step."""
+        """Blocks written by the last computation: a step, or a part of one that failed. Before the next part is
+        computed, a sequence may end and hand its pages to siblings."""
 
     def apply(self, plan: StepPlan) -> None:
         """Apply the copies and block-table updates of a plan."""
-        self.written.clear()
         memory, size = self._memory, self._page_bytes
         copies = plan.copies
         for i in range(0, len(copies), 2):
@@ -117,7 +117,7 @@ class CheckedCache:
             self._put(row, start, data)
         if len(set(written)) != len(written):
             raise Violation(f"two sequences write into one block: {sorted(written)}")
-        self.written.update(written)
+        self.written = set(written)
 
     def _put(self, row: int, start: int, data: bytes) -> None:
         memory, table, block_size = self._memory, self._tables[row], self._block_size
