@@ -181,13 +181,12 @@ def _judge(
         else:
             report.warnings += (shortage,)
     if folder is None and config.handler is None and not report.reasons:
-        if target.named and config_folder is None:
-            report.reasons += (
-                "the model is not on this disk, so its memory use is unknown; --remote reads its config.json (and, for"
-                " S3, the headers of its weight files) over the network",
-            )
-        else:
+        if config_folder is not None:
             report.notes += ("the model's files are not on this disk, so they were not checked",)
+        elif model_files.is_fetched(config.source):
+            report.unknown = "the model is not on this disk; --remote reads its config.json"
+        else:
+            report.unknown = "the model is not prepared yet; `lmi prepare` prepares it"
     device, engine = target.device, plan and plan.config
     if device is None:
         return

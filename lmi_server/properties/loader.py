@@ -62,6 +62,7 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     for option, candidates in known.values():
         resolve_option(option, candidates, found)
     _require_model(found)
+    _refuse_archive(found)
     _report_unused(_not_for_user_code(unknown, found), found, lenient or environment.is_lenient(environ))
     batching = rules.apply(found.values, found.handler is not None)
     found.problems += batching.problems
@@ -224,6 +225,15 @@ def _require_model(found: Examination) -> None:
         return
     if not holds_model(found.folder):
         found.file_problem(found.folder, no_model(found.folder))
+
+
+def _refuse_archive(found: Examination) -> None:
+    """Report an archive of a model. A handler may unpack one itself, but from S3 it gets the files below a prefix."""
+    model = found.values.get("option.model_id")
+    name = str(model.value) if model is not None else ""
+    fetched = name.startswith("s3://") or found.handler is None
+    if model is not None and fetched and name.endswith(_ARCHIVES) and not _model_folders(found)[-1].is_dir():
+        found.problems.append(model.problem("archives are not supported; unpack it and name the folder"))
 
 
 def _model_folders(found: Examination) -> list[Path]:

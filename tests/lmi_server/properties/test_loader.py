@@ -346,3 +346,17 @@ def test_contradictory_numbers_of_copies_are_refused(
 def test_consistent_numbers_of_copies_are_accepted(tmp_path: Path) -> None:
     text = "minWorkers=1\noption.data_parallel_size=2\nmaxWorkers=2\n"
     assert load_text(tmp_path, text).config.options.data_parallel_size == 2
+
+
+@pytest.mark.parametrize("model_id", ["s3://bucket/model.tar.gz", "owner/model.zip", "/opt/model.tar"])
+def test_an_archive_of_a_model_is_refused(tmp_path: Path, model_id: str) -> None:
+    problem = single_problem(tmp_path, f"option.model_id={model_id}\n")
+    assert (problem.line, problem.reason) == (1, "archives are not supported; unpack it and name the folder")
+
+
+def test_a_folder_may_be_named_like_an_archive_and_a_handler_may_unpack_one(tmp_path: Path) -> None:
+    (tmp_path / "model.tar").mkdir()
+    load_text(tmp_path, "option.model_id=model.tar\n")
+    (tmp_path / "model.py").write_text("def handle(inputs): ...\n")
+    load_text(tmp_path, "option.model_id=/opt/model.tar.gz\n")
+    single_problem(tmp_path, "option.model_id=s3://bucket/model.tar.gz\n")
