@@ -15,7 +15,7 @@ from container.explain.lines import decided, explain_lines
 from container.explain.prediction.memory import predict_dynamic, predict_rolling, read_model
 from container.explain.prediction.startup import platform_advice, predict_start
 from container.explain.report import CheckReport
-from container.explain.resolve import CannotServe, Resolved, obstacles, resolve
+from container.explain.resolve import CannotServe, Resolved, missing_modules, obstacles, resolve
 from container.explain.resolve.weights import count_parameters
 from container.explain.target import ServingTarget, this_machine
 from container.machine import Machine
@@ -174,6 +174,8 @@ def _judge(
 ) -> None:
     """Compare predicted needs with the target. On this machine a shortage only warns, since the server measures."""
     report.advice = tuple(platform_advice(config, report.start, target))
+    if target.named:  # here they are reasons
+        report.warnings += missing_modules(config)
     if report.memory is not None and report.memory.shortage:
         shortage = f"the model does not fit: {report.memory.shortage}"
         if target.named:
