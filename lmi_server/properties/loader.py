@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmi_server.config import LmiConfig, ModelSource, holds_model
+from lmi_server.config import MODEL_MOUNT, LmiConfig, ModelSource, holds_model
 from lmi_server.properties import environment, grammar, handler, rules, secure_mode
 from lmi_server.properties.environment import Rank, RawSetting
 from lmi_server.properties.examination import EffectiveValue, Examination, Loaded
@@ -120,13 +120,15 @@ def _of_one_model(settings: list[RawSetting], found: Examination) -> list[RawSet
 
 
 def _read_file(path: Path) -> Examination:
-    file = path / FILE_NAME if path.is_dir() else path
-    found = Examination(file, path if path.is_dir() else file.parent)
+    # In a container the mount exists. Elsewhere it counts as empty, because the environment may name a model.
+    is_folder = path.is_dir() or path == MODEL_MOUNT
+    file = path / FILE_NAME if is_folder else path
+    found = Examination(file, path if is_folder else file.parent)
     if file.name.endswith(_ARCHIVES):
         found.file_problem(file, "archives are not supported; unpack it and pass the folder")
         return found
     if not file.exists():
-        if not path.is_dir():
+        if not is_folder:
             found.file_problem(path, missing_path(path))
         return found
     try:
@@ -224,7 +226,8 @@ def _require_model(found: Examination) -> None:
     if found.file.exists() or found.problems or found.handler or "option.model_id" in found.values:
         return
     if not holds_model(found.folder):
-        found.file_problem(found.folder, no_model(found.folder))
+        explain = no_model if found.folder.is_dir() else missing_path
+        found.file_problem(found.folder, explain(found.folder))
 
 
 def _refuse_archive(found: Examination) -> None:
