@@ -54,12 +54,14 @@ def check(
     target: ServingTarget | None = None,
     describe: Locate = described_in_cache,
     length: int | None = None,
+    source: ModelSource | None = None,
 ) -> CheckReport:
     """Examine `path`, a serving.properties or its folder, for this machine or for `target`.
 
     locate: finds a model's files on this disk; cheap, and opens no connection.
     describe: finds config.json, and possibly weight headers, of a model that is not on this disk.
     length: tokens per request, to predict the number of concurrent requests; defaults to option.max_model_len.
+    source: location of the model on this machine or in S3, if it is not that of the configuration.
     """
     target = target or this_machine(machine)
     found = examine(path, environ, lenient)
@@ -78,6 +80,7 @@ def check(
         report.reasons = (f"the configuration has {count} problem{'s' if count > 1 else ''}",)
     else:
         config = found.loaded.config
+        config = replace(config, source=source or config.source)
         folder = locate(config.source) if config.handler is None else None
         config_folder = folder or (describe(config.source) if config.handler is None else None)
         plan = _decide(report, config, folder, config_folder, target.machine, allow_remote_code)
