@@ -233,3 +233,5 @@ def test_a_plan_that_does_not_split_attention_allows_one_rank_only() -> None:
     assert "no tensor-parallel plan" in why_not_split(None)
     assert "latent" in why_not_split({"layers.*.self_attn.kv_b_proj": "colwise"})
     assert "does not split its attention" in why_not_split({"layers.*.mlp.gate_proj": "colwise"})
+    for name in ("attention.query_key_value", "self_attn.qkv_proj"):
+        assert f"{name} as colwise" in why_not_split({f"layers.*.{name}": "colwise"})
