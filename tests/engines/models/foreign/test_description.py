@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from engines.models.config import UnsupportedModel
@@ -175,6 +175,18 @@ def test_weight_bytes_predicts_the_weights_of_rank_0(name: str, degree: int, tmp
     save_foreign(tmp_path, name)
     runner = foreign_runner(tmp_path, LoneRank(0, degree))
     assert describe(tmp_path).weight_bytes(4, degree) == runner.report.owned_bytes
+
+
+def test_layers_of_multi_token_prediction_are_not_counted(tmp_path: Path) -> None:
+    save_foreign(tmp_path, "glm4_moe")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    last = {name: each for name, each in tensors.items() if ".layers.1." in name}
+    for further in ("layers.2", "mtp.layers.0", "mtp_block.0"):
+        tensors |= {name.replace("layers.1", further): each.clone() for name, each in last.items()}
+    tensors["model.layers.2.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, file, {"format": "pt"})
+    assert describe(tmp_path).weight_bytes(4) == foreign_runner(tmp_path).report.owned_bytes
 
 
 def test_an_untied_embedding_and_norms_are_not_int8(tmp_path: Path) -> None:
