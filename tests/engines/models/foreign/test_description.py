@@ -15,6 +15,7 @@ from transformers import AutoConfig
 from engines.models.config import UnsupportedModel
 from engines.models.foreign.description import describe
 from engines.models.foreign.split import SplitPlan, TensorSplit, why_not_split
+from engines.models.tensor_files import BadCheckpoint
 from engines.partition import Shard
 from tests.engines.models.conftest import LoneRank
 from tests.support.foreign_models import foreign_runner, save_foreign
@@ -175,6 +176,16 @@ def test_weight_bytes_predicts_the_weights_of_rank_0(name: str, degree: int, tmp
     save_foreign(tmp_path, name)
     runner = foreign_runner(tmp_path, LoneRank(0, degree))
     assert describe(tmp_path).weight_bytes(4, degree) == runner.report.owned_bytes
+
+
+def test_shapes_that_differ_from_config_json_are_reported_when_the_model_is_loaded(tmp_path: Path) -> None:
+    save_foreign(tmp_path, "starcoder2")
+    whole = describe(tmp_path).weight_bytes(4)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_key_value_heads": 2}))
+    assert describe(tmp_path).weight_bytes(4, 2) < whole
+    with pytest.raises(BadCheckpoint, match=r"k_proj.weight' has 24.* and .*v_proj.weight' has 24"):
+        foreign_runner(tmp_path, LoneRank(0, 2))
 
 
 def test_layers_of_multi_token_prediction_are_not_counted(tmp_path: Path) -> None:
