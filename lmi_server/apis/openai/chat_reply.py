@@ -78,6 +78,7 @@ def _entry(token: TokenText) -> dict[str, Any]:
 
 
 def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    # The bytes of an incomplete character cannot be recovered from the token's text.
+    # The token that completes a character has all its bytes, and those before it none. The bytes of a character that
+    # stays incomplete cannot be recovered from the text.
     known = None if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": known}
