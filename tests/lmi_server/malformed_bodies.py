@@ -155,7 +155,11 @@ BODIES: tuple[Malformed, ...] = (
         "12000000",
     ),
     _lmi("misspelled field", {"input": "Hello"}, "input", "'inputs'"),
-    _lmi("unknown field", {"inputs": "Hello", "colour": "red"}, "colour", "red", "known"),
+    _lmi(
+        "unknown field",
+        {"inputs": "Hello", "colour": "red"},
+        'colour: unknown name, given with value "red"; known: inputs, messages, model, parameters, prompt, stream',
+    ),
     _lmi(
         "parameter at the top level", {"inputs": "Hello", "max_new_tokens": 5}, "max_new_tokens", "parameters"
     ),

@@ -143,6 +143,12 @@ def test_neutral_values_are_accepted(body: str, client: FlaskClient, engine: Fak
     assert {request.sampling.plain for request in engine.requests} == {body == "parameters"}
 
 
+def test_a_body_may_name_no_adapters(client: FlaskClient) -> None:
+    """As some clients of LMI do for a request to the base model."""
+    for none in ([], [""], "", None):
+        assert client.post("/invocations", json={"inputs": "Hi", "adapters": none}).status_code == 200
+
+
 @pytest.mark.parametrize("body", BODIES)
 def test_null_members_of_an_object_mean_nothing(body: str, client: FlaskClient) -> None:
     text = {"type": "text", "json_schema": None}
