@@ -27,6 +27,13 @@ from tests.lmi_server.properties.loading import examine_text, load_text, refusal
         ("option.tensor_paralel_degree", "option.tensor_parallel_degree"),
         ("option.enable_loras", "option.enable_lora"),
         ("option.max_rolling_batch", "option.max_rolling_batch_size"),
+        # Unsupported keys are only suggested if the key is nearly the same.
+        ("option.max_cpu_lora", "option.max_cpu_loras"),
+        ("max_cpu_loras", "option.max_cpu_loras"),
+        ("option.max_seq_len", "option.max_model_len"),
+        ("option.torch_dtype", "option.dtype"),
+        ("option.multi_node", ""),
+        ("option.spec_config", ""),
         ("quite.another.thing", ""),
     ],
 )
