@@ -20,8 +20,9 @@ from lmi_server.config import ServerConfig
 from lmi_server.http.body import MIN_BYTES_IN_FLIGHT
 from lmi_server.http.connection import ConnectionLimits
 from lmi_server.http.json_object import MAX_VALUES
-from lmi_server.properties.environment import variables_of
+from lmi_server.properties.environment import ENV_NAMES, variables_of
 from lmi_server.properties.options import by_name
+from lmi_server.properties.other_servers import COUNTERPARTS
 from tests.docs.pages import Page, pages, read
 from tests.support.paths import REPO_ROOT
 
@@ -109,6 +110,13 @@ def test_the_numbers_of_architectures_are_those_of_lmi_models(name: str) -> None
     counts = Counter(model.way for model in known_models())
     more = f"{counts['transformers']} more with transformers' modules"
     assert re.search(rf"\b{counts['lmi']} architectures\b.{{,12}} {more}", text)
+
+
+def test_every_variable_of_tgi_in_the_table_is_read_or_has_a_note() -> None:
+    rows = read(REPO_ROOT / "docs/configuration.md").rows("Migrating from TGI")
+    named = {name for row in rows for name in re.findall(r"`([A-Z][A-Z_]+)`", row[0])}
+    assert len(named) > 10
+    assert named <= {name.variable for name in ENV_NAMES} | COUNTERPARTS.keys()
 
 
 @page_by_page
