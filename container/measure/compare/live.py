@@ -2,7 +2,8 @@
 
 `PATCH /admin/scheduler` refuses settings that allow larger steps than memory was measured for at start-up. The server
 therefore starts with the configuration that has the largest steps. All configurations send the same prompts, so each
-uses a tenant of its own: no prompt may be found in the prefix cache because another configuration sent it.
+uses a tenant of its own: no prompt may be found in the prefix cache because another configuration or an earlier
+comparison sent it.
 """
 
 from __future__ import annotations
@@ -132,6 +133,6 @@ def change_settings(name: str, url: str, token: str, settings: Mapping[str, Scal
         raise ServerFailed(f"{name}: cannot change the settings: {error}") from error
 
 
-def tenant_headers(configs: Sequence[Configuration], name: str) -> dict[str, str]:
-    """Return the headers for requests of configuration `name`."""
-    return {"X-Tenant-Id": f"compare-{[config.name for config in configs].index(name)}"}
+def tenant_headers(configs: Sequence[Configuration], name: str, run_id: str) -> dict[str, str]:
+    """Return the headers for requests of configuration `name`. run_id: unique to the comparison."""
+    return {"X-Tenant-Id": f"compare-{run_id}-{[config.name for config in configs].index(name)}"}

@@ -104,8 +104,8 @@ def test_settings_are_sent_in_their_json_types_and_unset_values_as_null() -> Non
 
 def test_each_configuration_is_a_tenant_so_that_prefix_caches_are_separate() -> None:
     configs = [config("a b"), config("c")]
-    headers = [tenant_headers(configs, one.name) for one in configs]
-    assert headers == [{"X-Tenant-Id": "compare-0"}, {"X-Tenant-Id": "compare-1"}]
+    headers = [tenant_headers(configs, one.name, "1f") for one in configs]
+    assert headers == [{"X-Tenant-Id": "compare-1f-0"}, {"X-Tenant-Id": "compare-1f-1"}]
 
 
 class _Admin(QuietHandler):

@@ -171,6 +171,9 @@ def test_the_report_gives_the_reason_to_stop_differing_options_and_shared_or_run
     )
     assert "| b | a running server, http://b:1 | MPI | model | - | - |" in text
     assert "b: already running" in text
+    assert "--seed" not in "".join(caveats(comparison))
+    foreign = replace(comparison, configs=(configs[0], replace(configs[1], engine="")))
+    assert "b: a server of another kind may have kept the prompts" in "".join(caveats(foreign))
     assert "| option.paged_attention | true | false |" in text
 
 
