@@ -89,7 +89,7 @@ def _from_trace(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> Time
     measured = runs.run(files, 1, traced=True)
     _require_success(measured, 1)
     try:
-        times = calibrate(Path(measured.rounds[-1].step_trace))
+        times = calibrate(*map(Path, dict.fromkeys(one.step_trace for one in measured.rounds)))
     except TooFewSteps as error:
         _require_success(measured, measured.rounds[0].figures.num_requests)
         raise BenchError(

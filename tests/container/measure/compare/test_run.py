@@ -138,7 +138,9 @@ def test_configurations_that_share_a_server_use_different_tenants(
 
     monkeypatch.setattr(run_module, "change_settings", change)
     sizes = {"a": "8", "b": "16"}
-    configs = [make_configuration(name, max_rolling_batch_size=size) for name, size in sizes.items()]
+    configs = [
+        make_configuration(name, kv_cache_gb="1", max_rolling_batch_size=size) for name, size in sizes.items()
+    ]
     configs.insert(1, make_configuration("other", engine="Python"))
     comparison = lab.run(*configs, plan=Plan((SHORT,), 2, seed=0))
     assert fakes.journal == [

@@ -18,6 +18,7 @@ from container.measure.bench.scenario import Scenario
 from container.measure.bench.workload import BenchError
 from container.measure.compare import run as run_module
 from container.measure.compare.configurations import Configuration, NamedPath
+from container.measure.compare.live import SharedServer
 from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison, End
 from container.measure.compare.run import ComparisonRunner
@@ -95,6 +96,17 @@ def test_step_times_are_fitted_to_the_smallest_and_largest_batches(
     assert [one["max_rolling_batch_size"] for one in changed] == [2, 32]
     assert [one["max_rolling_batch_prefill_tokens"] for one in changed] == [64, 1024]
     assert runs.num_rounds == 2
+
+
+def test_step_times_are_fitted_to_the_traces_of_both_servers_if_none_can_be_shared(
+    folder: Path, copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        run_module, "shared_servers", lambda configs: [SharedServer(one, (one,)) for one in configs]
+    )
+    runs = make_runs(TracedServers(folder, scenario(20, 40, 20)), tmp_path)
+    times = learn_times(rolling_space(folder), runs, copies)(read_server(folder, None, this_machine(MACHINE)))
+    assert "01-file_smallest_batches.jsonl, 02-file_largest_batches.jsonl" in times.describe()
 
 
 def test_a_load_with_too_few_requests_is_refused(
