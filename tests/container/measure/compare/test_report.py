@@ -198,6 +198,16 @@ def test_the_report_gives_the_reason_to_stop_differing_options_and_shared_or_run
     assert "| option.paged_attention | true | false |" in text
 
 
+def test_the_configurations_table_has_the_median_start_up_and_the_highest_peak_of_all_servers() -> None:
+    stays = tuple(
+        StayResult(("a",), (number,), float(start), peak << 30)
+        for number, (start, peak) in enumerate([(2, 1), (9, 3), (4, 2)], start=1)
+    )
+    comparison = replace(compare_speeds({"a": [1.0] * 3}), stays=stays)
+    ((*_, start_up, memory),) = tables.configurations_table(comparison).rows
+    assert (start_up, memory) == ("4.00 (2.00 to 9.00) s", gibibytes(3 << 30))
+
+
 def test_rows_without_any_value_are_omitted() -> None:
     table = tables.servers_table(compare_speeds({"a": [1.0], "b": [1.0]}), SCENARIO.name)
     assert [cells[0] for cells in table.rows] == ["responses with the same tokens as a", "failed requests"]

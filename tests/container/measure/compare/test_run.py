@@ -115,6 +115,17 @@ def test_figures_exclude_the_warm_up_and_times_are_relative_to_the_start_of_the_
     assert first.figures.tpot.mean == pytest.approx(times_per_token, rel=1e-9)
 
 
+@pytest.mark.parametrize("settling_looks", [2, 10**9], ids=["idle after a while", "never idle"])
+def test_counters_are_read_when_the_server_is_idle_or_after_a_few_seconds(
+    settling_looks: int, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.fakes.behaviours = dict.fromkeys("ab", Behaviour(settling_looks=settling_looks))
+    if settling_looks > 2:
+        monkeypatch.setattr(run_module, "_SETTLE_SECONDS", 0.0)
+    steps = [result.batches.count for result in lab.run().rounds if result.batches]
+    assert steps == ([12, 12] if settling_looks == 2 else [4, 4])
+
+
 def test_rounds_continue_until_the_stopping_rule_is_met(lab: Lab) -> None:
     plan = dataclasses.replace(ONE_ROUND, stopping=StoppingRule(None, max_rounds=3))
     comparison = lab.run(plan=plan)
