@@ -22,6 +22,8 @@ from engines.stopwatch import Stopwatch
 
 _FUSED_EXPERTS, _FUSED_ROUTER = "mlp.experts", "mlp.gate"
 """Names in the layout of transformers 5, which has two tensors for all experts of a layer."""
+_HEAD = "lm_head"
+"""Name of the head in the layout of transformers 5, for all architectures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]
     config, comm, names = parts.config, parts.comm, parts.config.names
     shard = split_evenly(config.vocab_size, comm.world_size, comm.rank)
     shape = (config.vocab_size, config.hidden_size)
-    stored = f"{parts.prefix}{names.embedding}.weight", f"{names.head}.weight"
+    head_name = _HEAD if parts.weights.has(f"{_HEAD}.weight") else names.head
+    stored = f"{parts.prefix}{names.embedding}.weight", f"{head_name}.weight"
     if config.tie_word_embeddings:
         table, head = parts.weights.tied_rows(*stored, shard, shape)
     else:

@@ -191,6 +191,8 @@ class CompletionText:
         self._stops = StopMatcher(request.rules.stop_strings, request.rules.include_stop)
         self._stop_names = _special_stops(request.rules, text)
         self._tokens: list[TokenText] = []
+        self._last_decoded = 0
+        """Index of the last token with text of its own, to which text that the detokenizer holds back belongs."""
         self._silent_end: TokenText | None = None
         """The special token that ended the output, if its text is not part of the completion."""
         self._prompt_tokens: tuple[TokenText, ...] = ()
@@ -247,10 +249,12 @@ class CompletionText:
     def _add_token(self, token_id: int, logprob: float | None, top: TokenLogprobs, ends: bool) -> None:
         """Add a token. `ends`: the engine stopped at this token, which is in the text only with `include_stop`."""
         special = token_id in self._text.special_ids
+        hidden = special and self._rules.skip_special_tokens
         silent = ends and not self._rules.include_stop
+        if not (hidden or silent):
+            self._last_decoded = len(self._tokens)
         if silent:
             shown = ""
-            hidden = special and self._rules.skip_special_tokens
             piece = "" if hidden else self._text.token_text(token_id)
         else:
             piece = self._detokenizer.push(token_id)
@@ -284,13 +288,24 @@ class CompletionText:
 
     def _flush(self, stop_name: str | None) -> str:
         """Return the text held back by the detokenizer, followed by the text held back by the stop matcher."""
-        flushed_text = self._show(self._detokenizer.flush(), len(self._tokens))
+        rest = self._detokenizer.flush()
+        if rest:
+            self._complete_last(rest)
+        flushed_text = self._show(rest, len(self._tokens))
         held = self._stops.flush()
         if self._rules.include_stop and stop_name is not None and self._stops.matched is None:
             held += stop_name
         self._shown.append(held)
         self._num_shown_chars += len(held)
         return flushed_text + held
+
+    def _complete_last(self, rest: str) -> None:
+        """Add `rest`, such as the replacement of an incomplete character, to the text of the last decoded token."""
+        token = self._tokens[self._last_decoded]
+        name = token.name if token.special else token.name + rest
+        self._tokens[self._last_decoded] = msgspec.structs.replace(token, text=token.text + rest, name=name)
+        if self._last_decoded < self._num_released:
+            self._num_released_chars += len(rest)
 
     def _release(self) -> tuple[TokenText, ...]:
         """Return the tokens whose whole text is now shown."""

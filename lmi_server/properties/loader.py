@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lmi_server.config import MODEL_MOUNT, LmiConfig, ModelSource, holds_model
-from lmi_server.properties import environment, grammar, handler, rules, secure_mode
+from lmi_server.properties import environment, grammar, handler, other_servers, rules, secure_mode
 from lmi_server.properties.environment import Rank, RawSetting
 from lmi_server.properties.examination import EffectiveValue, Examination, Loaded
 from lmi_server.properties.folder_files import unused_files
@@ -61,7 +61,7 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     known, unknown = group_by_option(server_settings if found.handler is not None else settings)
     for option, candidates in known.values():
         resolve_option(option, candidates, found)
-    _require_model(found)
+    _require_model(found, environ)
     _refuse_archive(found)
     _report_unused(_not_for_user_code(unknown, found), found, lenient or environment.is_lenient(environ))
     batching = rules.apply(found.values, found.handler is not None)
@@ -74,6 +74,9 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     _explain_comments(found)
     _warn_of_second_model(settings, found)
     _warn_of_second_file(found)
+    if found.user_code is None and not found.has_invalid_handler:  # code of the user may use them
+        found.notes += other_servers.variable_notes(environ, found.folder)
+        found.notes += other_servers.script_notes(_model_folders(found))
     found.notes += missing_mount(found.values.get("option.model_id"), found.folder)
     found.problems.sort(key=lambda problem: (bool(problem.source.variable), problem.line or 0))
     if not found.problems:
@@ -221,13 +224,13 @@ def _explain_comments(found: Examination) -> None:
             found.warnings = [text for text in found.warnings if text != warning]
 
 
-def _require_model(found: Examination) -> None:
+def _require_model(found: Examination, environ: Mapping[str, str]) -> None:
     """Report a problem if neither the folder nor the settings provide a model: PATH is probably wrong."""
     if found.file.exists() or found.problems or found.handler or "option.model_id" in found.values:
         return
     if not holds_model(found.folder):
         explain = no_model if found.folder.is_dir() else missing_path
-        found.file_problem(found.folder, explain(found.folder))
+        found.file_problem(found.folder, explain(found.folder) + other_servers.unread_model(environ))
 
 
 def _refuse_archive(found: Examination) -> None:

@@ -9,7 +9,7 @@ from lmi_server.properties.option import Option, OptionValue, Status, neutral_te
 from lmi_server.properties.options import by_name, shown
 from lmi_server.properties.problems import Problem
 from lmi_server.values.base import BadValueError, Scalar, is_one_of
-from lmi_server.values.nearest import nearest
+from lmi_server.values.nearest import is_typo, nearest
 from lmi_server.values.show import masked
 
 _MAX_SUGGESTIONS = 20
@@ -36,10 +36,16 @@ def group_by_option(
 
 
 def _similar_kind(key: str) -> list[str]:
-    """Return the known keys to suggest. After `option.`, these are options and the same name without `option.`."""
-    if not key.startswith("option."):
-        return list(by_name())
-    return [name for name in by_name() if name.startswith("option.") or name == key.removeprefix("option.")]
+    """Return the known keys to suggest. Unsupported ones are only suggested for typos.
+
+    After `option.`, these are options and the same name without `option.`.
+    """
+    return [
+        name
+        for name, option in by_name().items()
+        if not key.startswith("option.") or name.startswith("option.") or name == key.removeprefix("option.")
+        if option.status is Status.WORKS or is_typo(key, name)
+    ]
 
 
 def resolve_option(option: Option, settings: list[RawSetting], found: Examination) -> None:

@@ -53,7 +53,6 @@ def _is_unused(item: OptionValue, engine: str) -> bool:
     return item.option.engine not in ("any", engine) and item.option.name != "option.rolling_batch"
 
 
-_STREAMS = 'under engine=Python each request decides whether to stream ("stream": true); remove this line'
 _MPI_ONLY: dict[tuple[str, Scalar | None], str] = {
     ("option.load_format", "dummy"): (
         "engine=Python only loads weights from files; use engine=MPI for random weights"
@@ -62,8 +61,6 @@ _MPI_ONLY: dict[tuple[str, Scalar | None], str] = {
         "option.load_format",
         "stream",
     ): "engine=Python only loads weights from files; use engine=MPI to stream them",
-    ("option.enable_streaming", "true"): _STREAMS,
-    ("option.enable_streaming", "huggingface"): _STREAMS,
 }
 _PAGED_ONLY = {
     "option.batch_scheduler_policy": (

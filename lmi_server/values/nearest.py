@@ -32,6 +32,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return max(candidates[best], key=lambda one: SequenceMatcher(None, name, one).ratio())
 
 
+def is_typo(name: str, known: str) -> bool:
+    """Return whether at most two letters of `name` are wrong, missing or in excess; see `nearest` for what counts."""
+    return _within_edits(_letters(name[:_MAX_CHARS]), _letters(known), 2)
+
+
+def _within_edits(one: str, other: str, edits: int) -> bool:
+    while one and one[:1] == other[:1]:
+        one, other = one[1:], other[1:]
+    if not one or not other or not edits:
+        return len(one) + len(other) <= edits
+    pairs = ((one[1:], other), (one, other[1:]), (one[1:], other[1:]))
+    return any(_within_edits(*pair, edits - 1) for pair in pairs)
+
+
 def _letters(name: str) -> str:
     """Return the part of a name to compare: lower case, without separators and without a prefix similar to `option`."""
     name = name.lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 import pytest
 
 from container.cli import main
+from container.explain.models_command import known_models
 from container.run import gunicorn_conf
 from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.parameters.table import PARAMETERS
@@ -18,8 +20,9 @@ from lmi_server.config import ServerConfig
 from lmi_server.http.body import MIN_BYTES_IN_FLIGHT
 from lmi_server.http.connection import ConnectionLimits
 from lmi_server.http.json_object import MAX_VALUES
-from lmi_server.properties.environment import variables_of
+from lmi_server.properties.environment import ENV_NAMES, variables_of
 from lmi_server.properties.options import by_name
+from lmi_server.properties.other_servers import COUNTERPARTS
 from tests.docs.pages import Page, pages, read
 from tests.support.paths import REPO_ROOT
 
@@ -99,6 +102,21 @@ def test_the_api_reference_names_every_supported_parameter() -> None:
     supported = [row for row in PARAMETERS if row.neutral is None]
     names = {name for row in supported for column in Names for name in row.names(column)}
     assert sorted(names - spans) == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/batching-and-scheduling.md", "docs/models.md"])
+def test_the_numbers_of_architectures_are_those_of_lmi_models(name: str) -> None:
+    text = " ".join((REPO_ROOT / name).read_text(encoding="utf-8").split())
+    counts = Counter(model.way for model in known_models())
+    more = f"{counts['transformers']} more with transformers' modules"
+    assert re.search(rf"\b{counts['lmi']} architectures\b.{{,12}} {more}", text)
+
+
+def test_every_variable_of_tgi_in_the_table_is_read_or_has_a_note() -> None:
+    rows = read(REPO_ROOT / "docs/configuration.md").rows("Migrating from TGI")
+    named = {name for row in rows for name in re.findall(r"`([A-Z][A-Z_]+)`", row[0])}
+    assert len(named) > 10
+    assert named <= {name.variable for name in ENV_NAMES} | COUNTERPARTS.keys()
 
 
 @page_by_page

@@ -155,7 +155,11 @@ BODIES: tuple[Malformed, ...] = (
         "12000000",
     ),
     _lmi("misspelled field", {"input": "Hello"}, "input", "'inputs'"),
-    _lmi("unknown field", {"inputs": "Hello", "colour": "red"}, "colour", "red", "known"),
+    _lmi(
+        "unknown field",
+        {"inputs": "Hello", "colour": "red"},
+        'colour: unknown name, given with value "red"; known: inputs, messages, model, parameters, prompt, stream',
+    ),
     _lmi(
         "parameter at the top level", {"inputs": "Hello", "max_new_tokens": 5}, "max_new_tokens", "parameters"
     ),
@@ -185,7 +189,8 @@ BODIES: tuple[Malformed, ...] = (
     _parameter("return_full_text", 0, "0", "true or false"),
     _parameter("stop_sequences", [""], '""', "1 to 256 bytes"),
     _parameter("stop_sequences", ["x" * 257], "257", "1 to 256 bytes"),
-    _parameter("stop_sequences", ["x"] * 17, "17", "at most 16"),
+    _parameter("stop_sequences", ["x"] * 65, "65", "at most 64"),
+    _parameter("bad_words", ["x"] * 17, "17", "at most 16"),
     _parameter("stop_sequences", [1], "[0]", "1", "a string"),
     _parameter("stop_sequences", {"a": 1}, '{"a": 1}', "a string"),
     _parameter("output_formatter", "xml", "xml", "json, jsonlines or sse"),

@@ -13,6 +13,7 @@ from lmi_server.apis.openai.messages import parse_messages
 from lmi_server.app import create_app
 from lmi_server.errors import InvalidField
 from lmi_server.text.tokenizer import TextModel
+from tests.lmi_server.bodies import refusal_of
 from tests.lmi_server.fakes import FakeEngine, web_config
 
 USER = {"role": "user", "content": "Hi"}
@@ -117,4 +118,17 @@ def test_continuing_a_message_is_refused_with_its_own_reason(client: FlaskClient
     assert "an assistant's message cannot be continued" in error["message"]
     assert (
         client.post("/v1/chat/completions", json={**body, "continue_final_message": False}).status_code == 200
+    )
+
+
+@pytest.mark.parametrize("name", ["prefix", "partial"])
+def test_an_answer_to_continue_is_refused(name: str, client: FlaskClient) -> None:
+    """Mistral, DeepSeek and LiteLLM mark it with `prefix`, and Moonshot with `partial`."""
+    answer = {"role": "assistant", "content": "4"}
+    for neutral in (False, None):
+        messages = [USER, {**answer, name: neutral}]
+        assert client.post("/v1/chat/completions", json={"messages": messages}).status_code == 200
+    reply = client.post("/v1/chat/completions", json={"messages": [USER, {**answer, name: True}]})
+    assert refusal_of(reply).startswith(
+        f"messages[1].{name}: given true, but an assistant's message cannot be continued; accepted: false"
     )

@@ -143,6 +143,20 @@ def test_neutral_values_are_accepted(body: str, client: FlaskClient, engine: Fak
     assert {request.sampling.plain for request in engine.requests} == {body == "parameters"}
 
 
+def test_a_body_may_name_no_adapters(client: FlaskClient) -> None:
+    """As some clients of LMI do for a request to the base model."""
+    for none in ([], [""], "", None):
+        assert client.post("/invocations", json={"inputs": "Hi", "adapters": none}).status_code == 200
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_null_members_of_an_object_mean_nothing(body: str, client: FlaskClient) -> None:
+    text = {"type": "text", "json_schema": None}
+    assert send(client, body, {"response_format": text}).status_code == 200
+    schema = {"type": "json_schema", "json_schema": None}
+    assert "response_format: given " in refusal_of(send(client, body, {"response_format": schema}))
+
+
 def test_constraints_at_the_top_level_of_a_body_are_refused(make_client: MakeClient) -> None:
     client = make_client(ServerConfig(unknown_parameters="warn"))
     for name, value in REFUSED.items():

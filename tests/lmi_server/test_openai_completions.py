@@ -217,3 +217,11 @@ def test_token_ids_must_be_in_the_vocabulary(client: FlaskClient, text_model: Te
     error = post(client, [0, size]).get_json()["error"]
     assert error["param"] == "prompt[1]"
     assert f"given {size}; accepted: a token id from 0 to {size - 1}" in error["message"]
+
+
+def test_each_of_many_stop_strings_ends_the_text(client: FlaskClient) -> None:
+    """Code completion sends a language's keywords besides its own stop strings."""
+    stops = [f"keyword {number}" for number in range(63)]
+    body = {"prompt": PROMPT, "stop": [*stops, " France"]}
+    (choice,) = client.post("/v1/completions", json=body).get_json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("The capital of", "stop")

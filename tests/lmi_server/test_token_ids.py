@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from flask.testing import FlaskClient
 
+from engines.core import FinishReason
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.bodies import PROMPT
 from tests.lmi_server.conftest import ANSWER
-from tests.lmi_server.fakes import FakeEngine, chunks, encode
+from tests.lmi_server.fakes import FakeEngine, chunks, encode, tokens
 
 PROMPTS = ["one two three", "four five", "six"]
 CHAT = {"messages": [{"role": "user", "content": "one two three"}]}
@@ -48,6 +51,60 @@ def test_a_token_that_ends_the_text_has_an_id(client: FlaskClient, text_model: T
     found = choice["token_ids"]
     assert found == list(encode(ANSWER))[: len(found)]
     assert stop in text_model.decode(found, False)
+
+
+def listed(choices: list[dict[str, Any]]) -> tuple[list[int], list[str], list[int]]:
+    """Return the token ids, the tokens and the offsets that the choice of all chunks, or of a whole answer, lists."""
+    ids, names, offsets = [], [], []
+    for choice in choices:
+        logprobs = choice["logprobs"] or {"tokens": [], "text_offset": []}
+        new = logprobs["tokens"] if "tokens" in logprobs else [one["token"] for one in logprobs["content"]]
+        assert len(choice["token_ids"]) == len(new)
+        ids += choice["token_ids"]
+        names += new
+        offsets += logprobs.get("text_offset", ())
+    return ids, names, offsets
+
+
+@pytest.mark.parametrize(
+    ("stop", "num_tokens"),
+    [
+        ({"stop": "France is"}, len(encode("The capital of France is"))),
+        ({"stop": "nce", "include_stop_str_in_output": True}, len(encode("The capital of France"))),
+        ({"stop": "France was"}, len(encode(ANSWER))),
+        ({"stop_token_ids": [encode(ANSWER)[3]]}, 4),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("completions", {"prompt": PROMPT, "logprobs": 1}),
+        ("completions", {"prompt": PROMPT, "logprobs": 1, "stream": True}),
+        ("chat/completions", {**CHAT, "logprobs": True}),
+        ("chat/completions", {**CHAT, "logprobs": True, "stream": True}),
+    ],
+)
+def test_each_token_id_has_a_log_probability(
+    client: FlaskClient,
+    engine: FakeEngine,
+    path: str,
+    fields: dict[str, Any],
+    stop: dict[str, Any],
+    num_tokens: int,
+) -> None:
+    """In each chunk too, and also for the tokens that a stop cuts off."""
+    end = FinishReason.EOS_TOKEN if "stop_token_ids" in stop else FinishReason.LENGTH
+    engine.script = lambda request: tokens(request, encode(ANSWER)[:num_tokens], end)
+    reply = client.post(f"/v1/{path}", json={**fields, **stop, "return_token_ids": True})
+    records = chunks(reply)[1 if "messages" in fields else 0 :] if "stream" in fields else [reply.get_json()]
+    choices = [record["choices"][0] for record in records]
+    ids, names, offsets = listed(choices)
+    assert ids == list(encode(ANSWER))[:num_tokens]
+    assert ANSWER.startswith("".join(names))
+    if path == "completions":
+        text = "".join(choice["text"] for choice in choices)
+        assert offsets == sorted(offsets)
+        assert offsets == [min(len("".join(names[:index])), len(text)) for index in range(num_tokens)]
 
 
 def test_a_chat_has_the_ids_of_the_rendered_prompt(client: FlaskClient, engine: FakeEngine) -> None:

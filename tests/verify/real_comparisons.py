@@ -88,8 +88,7 @@ def _compare_slowed(lab: Lab, folder: Path, number: int) -> dict[str, Any]:
 
 
 def _seed(number: int) -> tuple[str, ...]:
-    """Return the option for the seed. The rounds use the seeds that follow it."""
-    return ("--seed", str(1000 * number))
+    return ("--seed", str(number))
 
 
 def _ratios(data: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from container.measure.bench.report import (
     request_rows,
 )
 from container.measure.bench.scenario import Scenario
-from container.measure.bench.search import RateTrial, judge_rate, search_rate
+from container.measure.bench.search import MAX_TRIALS, RateTrial, judge_rate, search_rate
 from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchError, BenchRequest, Workload, load_tokenizer, make_requests
 from container.measure.output import (
@@ -181,7 +181,7 @@ def _search(client: _Client, origin: BenchOrigin, tokenizer: Tokenizer, start: f
 
     def trial(rate: float) -> RateTrial:
         run_number = next(numbers)
-        seed = origin.seed + run_number - 1
+        seed = origin.seed * MAX_TRIALS + run_number - 1
         requests = make_requests(scenario.workload, tokenizer, seed)
         arrivals = Burst() if math.isinf(rate) else OpenLoop(rate, shape)
         run, found = client.measure(replace(scenario, arrivals=arrivals), requests, seed, run_number)

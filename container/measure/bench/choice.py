@@ -16,8 +16,7 @@ from container.measure.bench.workload import BenchError, Workload
 LENGTHS = ("fixed", "spread")
 PROCESSES = ("poisson", "constant", "gamma")
 _LONGEST_ANSWER = 4
-"""Longest answer as a multiple of the mean, for spread lengths. Longer answers are redrawn, so the average is 7 %
-below the nominal mean."""
+"""Longest answer as a multiple of the mean, for spread lengths."""
 
 
 @dataclass(frozen=True, slots=True)

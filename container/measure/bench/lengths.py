@@ -15,7 +15,7 @@ class Lengths(Protocol):
 
     @property
     def mean(self) -> float:
-        """The nominal mean. Limits on the drawn counts shift the actual mean."""
+        """Mean of the drawn counts."""
 
     def draw(self, count: int, rng: random.Random) -> list[int]:
         """Draw the token counts of `count` prompts or answers."""
@@ -67,7 +67,8 @@ class Uniform:
         return [rng.randint(self.shortest, self.longest) for _ in range(count)]
 
     def scaled(self, factor: float) -> Uniform:
-        return Uniform(scale_count(self.shortest, factor), scale_count(self.longest, factor))
+        shortest = scale_count(self.shortest, factor)
+        return Uniform(shortest, max(shortest, scale_count(2 * self.mean, factor) - shortest))
 
     def describe(self, unit: str) -> str:
         return f"{self.shortest} to {self.longest} {unit} (uniform)"
@@ -75,19 +76,36 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Exponential distribution. Counts below 1 or above `longest` are redrawn."""
+    """Exponential distribution of counts from 1 to `longest`, of which none is above it."""
 
-    mean: int
+    mean: float
+    """From 1 to half of `longest + 1`, which is the mean of a uniform distribution."""
     longest: int
 
     def draw(self, count: int, rng: random.Random) -> list[int]:
-        return _bounded(lambda: rng.expovariate(1 / self.mean), self.longest, count)
+        scale = self._scale()
+        share = math.expm1(-self.longest / scale)
+        drawn = (math.ceil(-scale * math.log1p(rng.random() * share)) for _ in range(count))
+        return [min(max(1, tokens), self.longest) for tokens in drawn]
+
+    def at_most(self, longest: int) -> Exponential:
+        """Return the distribution with the counts above `longest` redrawn, which lowers the mean."""
+        return Exponential(_mean(self._scale(), longest), longest)
 
     def scaled(self, factor: float) -> Exponential:
-        return Exponential(scale_count(self.mean, factor), scale_count(self.longest, factor))
+        mean = max(1.0, self.mean * factor)
+        return Exponential(mean, max(scale_count(self.longest, factor), math.ceil(2 * mean - 1)))
 
     def describe(self, unit: str) -> str:
-        return f"1 to {self.longest} {unit} (exponential, mean {self.mean})"
+        return f"1 to {self.longest} {unit} (exponential, mean {self.mean:.0f})"
+
+    def _scale(self) -> float:
+        """Return the mean that the distribution would have without `longest` and without rounding, by bisection."""
+        low, high = 1e-2, 1e6 * self.longest
+        for _ in range(100):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if _mean(middle, self.longest) < self.mean else (low, middle)
+        return low
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +179,12 @@ class RecordedLengths:
 def scale_count(count: float, factor: float) -> int:
     """Return `count * factor` rounded to an integer of at least 1; halves are rounded up."""
     return max(1, math.floor(count * factor + 0.5))
+
+
+def _mean(scale: float, longest: int) -> float:
+    """Return the mean of an exponential distribution, rounded up to integers, without those above `longest`."""
+    beyond = longest * math.exp(-longest / scale) / math.expm1(-longest / scale)
+    return beyond - 1 / math.expm1(-1 / scale)
 
 
 def _bounded(draw: Callable[[], float], longest: int, count: int) -> list[int]:

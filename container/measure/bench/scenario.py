@@ -50,8 +50,11 @@ class Scenario:
 _USERS = Users(32)
 
 
-def _anyscale(longest: int) -> tuple[Workload, Arrivals]:
-    return Workload(Fixed(512), Exponential(128, longest), 1000), Burst()
+_ANSWERS = Exponential(128, 1536)
+
+
+def _anyscale(outputs: Exponential) -> tuple[Workload, Arrivals]:
+    return Workload(Fixed(512), outputs, 1000), Burst()
 
 
 PRESETS: Mapping[str, Scenario] = {
@@ -61,10 +64,10 @@ PRESETS: Mapping[str, Scenario] = {
         "aws-2": (Workload(Fixed(256), Fixed(32), 128), _USERS),
         "summarise": (Workload(Fixed(500), Normal(100, 20), 128), _USERS),
         "code": (Workload(Fixed(15), Fixed(500), 128), _USERS),
-        "anyscale": _anyscale(1536),
-        "anyscale-32": _anyscale(32),
-        "anyscale-128": _anyscale(128),
-        "anyscale-512": _anyscale(512),
+        "anyscale": _anyscale(_ANSWERS),
+        "anyscale-32": _anyscale(_ANSWERS.at_most(32)),
+        "anyscale-128": _anyscale(_ANSWERS.at_most(128)),
+        "anyscale-512": _anyscale(_ANSWERS.at_most(512)),
         "databricks": (Workload(Normal(512, 128), Fixed(128), 256), Users(32, ramp=1.0)),
         "shared-prefix": (Workload(Fixed(1280), Fixed(64), 128, SharedPrefixes(8, 1024)), _USERS),
         "long-and-short": (

@@ -13,7 +13,7 @@ from container.measure.bench.slo import Slo
 from container.measure.numbers import format_number, percent, seconds
 from container.measure.output import Table
 
-_MAX_TRIALS = 12
+MAX_TRIALS = 12
 _PRECISION = 1.05
 """Ratio of the lowest unsustained to the highest sustained rate at which the search ends."""
 _STEP = 1.5
@@ -54,7 +54,7 @@ def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> t
         trials.append(measure(math.inf))
         start = trials[0].figures.requests_per_second
     rate = start
-    while rate > 0 and len(trials) < _MAX_TRIALS:
+    while rate > 0 and len(trials) < MAX_TRIALS:
         trials.append(measure(rate))
         if _is_over(trials):
             break

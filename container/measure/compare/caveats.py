@@ -59,9 +59,15 @@ def _running(comparison: Comparison) -> list[str]:
     names = [config.name for config in comparison.configs if config.url]
     if not names:
         return []
+    foreign = [config.name for config in comparison.configs if config.url and not config.engine]
     return [
         f"{', '.join(names)}: already running, also while other configurations were measured. Other clients may have"
-        " used the server; its memory and start-up time were not measured."
+        " used the server; its memory and start-up time were not measured.",
+        *(
+            f"{name}: a server of another kind may have kept the prompts of an earlier run in a prefix cache. Give each"
+            " run another --seed."
+            for name in foreign
+        ),
     ]
 
 

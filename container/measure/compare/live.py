@@ -1,8 +1,11 @@
 """Share one server among configurations that differ in live settings only, and change its settings between rounds.
 
 `PATCH /admin/scheduler` refuses settings that allow larger steps than memory was measured for at start-up. The server
-therefore starts with the configuration that has the largest steps. All configurations send the same prompts, so each
-uses a tenant of its own: no prompt may be found in the prefix cache because another configuration sent it.
+therefore starts with the configuration that has the largest steps. On a GPU the KV cache is what these steps leave,
+unless its size is set, so only configurations with equal steps share a server.
+
+All configurations send the same prompts, so each uses a tenant of its own: no prompt may be found in the prefix cache
+because another configuration or an earlier comparison sent it.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ _TIMEOUT_SECONDS = 60.0
 _MAX_SEQUENCES = "option.max_rolling_batch_size"
 _MAX_TOKENS = "option.max_num_batched_tokens"
 _CHUNKED = "option.enable_chunked_prefill"
+_KV_CACHE = "option.kv_cache_gb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def shared_servers(configs: Iterable[Configuration]) -> tuple[SharedServer, ...]
             largest = max(map(_step_size, others))
             members: list[Configuration] = []
             for one in others:
-                if _fits(_step_size(one), largest) and all(one.values != other.values for other in members):
+                if _fits(one, largest) and all(one.values != other.values for other in members):
                     members.append(one)
             others = [one for one in others if one not in members]
             found.append(SharedServer(max(members, key=_step_size), tuple(members)))
@@ -99,8 +103,12 @@ def _step_size(config: Configuration) -> tuple[bool, int, int]:
     )
 
 
-def _fits(small: tuple[bool, int, int], large: tuple[bool, int, int]) -> bool:
-    return all(one <= other for one, other in zip(small, large, strict=True))
+def _fits(config: Configuration, largest: tuple[bool, int, int]) -> bool:
+    """Return whether a server that starts with the largest steps has the KV cache that `config` would have alone."""
+    size = _step_size(config)
+    if config.set_value(_KV_CACHE) is None:
+        return size == largest
+    return all(one <= other for one, other in zip(size, largest, strict=True))
 
 
 def _number(config: Configuration, key: str) -> int:
@@ -132,6 +140,6 @@ def change_settings(name: str, url: str, token: str, settings: Mapping[str, Scal
         raise ServerFailed(f"{name}: cannot change the settings: {error}") from error
 
 
-def tenant_headers(configs: Sequence[Configuration], name: str) -> dict[str, str]:
-    """Return the headers for requests of configuration `name`."""
-    return {"X-Tenant-Id": f"compare-{[config.name for config in configs].index(name)}"}
+def tenant_headers(configs: Sequence[Configuration], name: str, run_id: str) -> dict[str, str]:
+    """Return the headers for requests of configuration `name`. run_id: unique to the comparison."""
+    return {"X-Tenant-Id": f"compare-{run_id}-{[config.name for config in configs].index(name)}"}

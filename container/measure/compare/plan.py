@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from container.measure.bench.scenario import Scenario
 from container.measure.bench.slo import Slo
 
+_SEEDS_PER_RUN = 1000
+"""At least as many as a run has rounds, so that runs with different seeds share no prompts."""
 _WARM_UP_SEED = 1_000_003
 """Added to the seed of a warm-up, so that none of its prompts occurs in a round."""
 EARLY_STOP_FACTOR = 3
@@ -57,10 +59,10 @@ class Plan:
 
     def round_seed(self, number: int) -> int:
         """Return the seed of a round, which is the same for all configurations."""
-        return self.seed + number
+        return self.seed * _SEEDS_PER_RUN + number
 
     def warm_up_seed(self, number: int) -> int:
-        return self.seed + _WARM_UP_SEED + number
+        return self.round_seed(number) + _WARM_UP_SEED
 
     def num_error_shares(self, names: Sequence[str], num_measures: int) -> int:
         """Return the number of shares of the report's error probability: one per interval, more with early stopping.

@@ -100,6 +100,8 @@ class ComparisonRunner:
     """Folder for step traces, with a file for each start of a server; None disables step traces."""
     admin_token: str = field(default_factory=secrets.token_urlsafe, repr=False)
     """Admin token of the servers whose live settings are changed."""
+    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Part of the tenants: a running server may have kept the prompts of an earlier comparison in its prefix cache."""
 
     def run(self) -> Comparison:
         """Run all rounds of all configurations. Failed requests are counted and do not end the run.
@@ -234,7 +236,7 @@ class ComparisonRunner:
                     self.plan.timeout_seconds,
                     self.view,
                     title,
-                    tenant_headers(self.configs, name),
+                    tenant_headers(self.configs, name, self.run_id),
                 )
                 done.set_result(run)
             except BaseException as error:

@@ -21,6 +21,7 @@ class Measure:
     """A measure taken from the figures of a round.
 
     Requests/s are left out: all configurations get the same requests, so the ratio of requests/s is that of tokens/s.
+    So are gaps between tokens: they show how a server bundles tokens into messages, not how fast it computes.
     """
 
     key: str
@@ -48,8 +49,8 @@ MEASURES: tuple[Measure, ...] = (
     TOKENS_PER_SECOND,
     Measure("ttft_p50", "time to first token p50", "s", lambda figures: figures.ttft.p50),
     Measure("ttft_p90", "time to first token p90", "s", lambda figures: figures.ttft.p90),
-    Measure("gap_p50", "gap between tokens p50", "ms", lambda figures: figures.gap.p50),
-    Measure("gap_p90", "gap between tokens p90", "ms", lambda figures: figures.gap.p90),
+    Measure("tpot_p50", "time per output token p50", "ms", lambda figures: figures.tpot.p50),
+    Measure("tpot_p90", "time per output token p90", "ms", lambda figures: figures.tpot.p90),
     LATENCY_P50,
     LATENCY_P90,
 )

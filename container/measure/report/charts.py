@@ -14,7 +14,7 @@ from container.measure.report.slots import SlotUse, read_step_trace, slots_of_re
 from container.measure.report.svg import Plot
 
 _THROUGHPUT = TOKENS_PER_SECOND.key
-_RATIOS = (_THROUGHPUT, "ttft_p50", "gap_p50", LATENCY_P90.key)
+_RATIOS = (_THROUGHPUT, "ttft_p50", "tpot_p50", LATENCY_P90.key)
 _MAX_STRETCH = 3.0
 """The time axis of slot plots ends at this multiple of the shortest run, so that the shortest run stays visible."""
 _MAX_WIDTH = 100.0

@@ -33,7 +33,7 @@ _WARM_UP = "warm-up"
 class TooFewSteps(CannotSimulateError):
     """A trace has too few usable steps."""
 
-    def __init__(self, path: Path, num_steps: int) -> None:
+    def __init__(self, path: str, num_steps: int) -> None:
         self.counts = f"(got {num_steps}); allowed: at least {_LEAST_STEPS}"
         super().__init__(f"--calibrate: {path} has too few usable steps {self.counts}")
 
@@ -100,24 +100,24 @@ def features(starts: Sequence[int], counts: Sequence[int]) -> tuple[float, ...]:
     return (1, 1, num_seqs, prompt_tokens, context, pairs)
 
 
-def calibrate(path: Path) -> CalibratedTimes:
-    """Fit step times to a trace.
+def calibrate(*paths: Path) -> CalibratedTimes:
+    """Fit step times to the traces of one or more servers.
 
-    Raises CannotSimulateError if the file cannot be read or is not a trace, TooFewSteps if it has too few steps.
+    Raises CannotSimulateError if a file cannot be read or is not a trace, TooFewSteps if they have too few steps.
     """
-    records = _read(path)
-    steps = list(measured_steps(records))
+    traces, names = list(map(_read, paths)), ", ".join(path.name for path in paths)
+    steps = [step for records in traces for step in measured_steps(records)]
     if len(steps) < _LEAST_STEPS:
-        raise TooFewSteps(path, len(steps))
+        raise TooFewSteps(", ".join(map(str, paths)), len(steps))
     table = np.array([features(step.starts, step.counts) for step in steps], dtype=np.float64)
     seconds = np.array([step.seconds for step in steps])
     held_out = np.arange(len(steps)) % _HELD_OUT == _HELD_OUT - 1
-    fitted = [i for i in range(table.shape[1]) if i != _HAS_PROMPTS or _device_runs_ahead(records)]
+    fitted = [i for i in range(table.shape[1]) if i != _HAS_PROMPTS or any(map(_device_runs_ahead, traces))]
     coefficients = np.zeros(table.shape[1])
     coefficients[fitted] = fit(table[~held_out][:, fitted], seconds[~held_out])
     predicted, measured = table[held_out] @ coefficients, seconds[held_out]
     return CalibratedTimes(
-        trace=path.name,
+        trace=names,
         coefficients=tuple(coefficients.tolist()),
         num_fitted=int((~held_out).sum()),
         num_held_out=len(measured),

@@ -11,7 +11,12 @@ from pathlib import Path
 from container.explain.target import this_machine
 from container.machine import Machine
 from container.measure.bench.workload import BenchError
-from container.measure.compare.configurations import NamedPath, preparer, read_configurations
+from container.measure.compare.configurations import (
+    BadConfiguration,
+    NamedPath,
+    preparer,
+    read_configurations,
+)
 from container.measure.compare.derive import derive
 from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison, End
@@ -69,27 +74,44 @@ class RealRuns:
         return comparison
 
 
-def learn_times(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> TimesOf:
+def learn_times(
+    space: SearchSpace, runs: RealRuns, copies_folder: Path, skip: Callable[[str, Exception], None]
+) -> TimesOf:
     """Learn the step times of a space by running two of its points, or one under engine=Python.
+
+    skip: called with the name and the error of a point that cannot be served, if another point takes its place.
 
     Raises BenchError if the load is too small, ServerFailed if too few requests succeed, and the errors of
     `RealRuns.run` and `calibrate`.
     """
-    return (_from_trace if space.engine == "MPI" else _from_tokens)(space, runs, copies_folder)
+    return (
+        _from_trace(space, runs, copies_folder, skip) if space.engine == "MPI" else _from_tokens(space, runs)
+    )
 
 
-def _from_trace(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> TimesOf:
-    """Fit step times to runs with the smallest and the largest batches."""
-    files = []
-    for name, extreme in (("smallest batches", min), ("largest batches", max)):
-        changes = {key: extreme(space.axes[key], key=int) for key in (MAX_SEQUENCES, MAX_PROMPT_TOKENS)}
-        files.append(
-            derive(f"{space.origin.name}, {name}".lstrip(", "), space.origin.path, copies_folder, changes)
-        )
-    measured = runs.run(files, 1, traced=True)
+def _from_trace(
+    space: SearchSpace, runs: RealRuns, copies_folder: Path, skip: Callable[[str, Exception], None]
+) -> TimesOf:
+    """Fit step times to runs with the smallest and the largest batches.
+
+    If a server with the largest batches does not start, those of the file take their place.
+    """
+
+    def point(name: str, choose: Callable[[Sequence[str]], str]) -> NamedPath:
+        changes = {key: choose(space.axes[key]) for key in (MAX_SEQUENCES, MAX_PROMPT_TOKENS)}
+        return derive(f"{space.origin.name}, {name}".lstrip(", "), space.origin.path, copies_folder, changes)
+
+    smallest = point("smallest batches", lambda values: min(values, key=int))
+    largest = point("largest batches", lambda values: max(values, key=int))
+    try:
+        measured = runs.run([smallest, largest], 1, traced=True)
+    except (BadConfiguration, ServerFailed) as error:
+        own = point("own batches", lambda values: values[0])
+        measured = runs.run([smallest, own], 1, traced=True)
+        skip(largest.name, error)
     _require_success(measured, 1)
     try:
-        times = calibrate(Path(measured.rounds[-1].step_trace))
+        times = calibrate(*map(Path, dict.fromkeys(one.step_trace for one in measured.rounds)))
     except TooFewSteps as error:
         _require_success(measured, measured.rounds[0].figures.num_requests)
         raise BenchError(
@@ -98,7 +120,7 @@ def _from_trace(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> Time
     return lambda server: times
 
 
-def _from_tokens(space: SearchSpace, runs: RealRuns, copies_folder: Path) -> TimesOf:
+def _from_tokens(space: SearchSpace, runs: RealRuns) -> TimesOf:
     """Scale a roofline to the measured time per token, since engine=Python writes no step trace."""
     target = this_machine(runs.machine)
     server = read_server(space.origin.path, None, target)

@@ -252,7 +252,9 @@ def _tune(options: TuneOptions, environ: Mapping[str, str], machine: Machine, lo
         if options.target is None:
             model_files.obtain(loader.load(options.path, environ).config.source, view)
         if options.target is None and options.step_trace is None:
-            times = functools.partial(learn_times, runs=runs, copies_folder=explorer.copies_folder)
+            times = functools.partial(
+                learn_times, runs=runs, copies_folder=explorer.copies_folder, skip=explorer.skip
+            )
         else:
             times = functools.partial(_given_times, explorer, options.target, options.step_trace)
         explorer.explore(options.settings, times, options.num_simulations)

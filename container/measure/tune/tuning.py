@@ -76,7 +76,7 @@ class Explorer:
             except (*_REFUSALS, BadConfiguration, ServerFailed, NoMetrics, BenchError) as error:
                 if not space.origin_changes:
                     raise
-                self._skip(space.origin.name, error)
+                self.skip(space.origin.name, error)
 
     def _effective(self, path: Path) -> dict[str, str]:
         """Return the values of a file, or none if it is invalid. Raises PropertiesError for the user's own file."""
@@ -85,7 +85,7 @@ class Explorer:
         except PropertiesError as error:
             if path == self.file.path:
                 raise
-            self._skip(path.name, error)
+            self.skip(path.name, error)
             return {}
 
         def locate(source: ModelSource) -> Path | None:
@@ -112,7 +112,7 @@ class Explorer:
             except _REFUSALS as error:
                 if not changes:
                     raise
-                self._skip(file.name, error)
+                self.skip(file.name, error)
                 return WORST
             self.proposals.append(proposal)
             return self.goal.rank(proposal.values)
@@ -138,7 +138,8 @@ class Explorer:
         )
         return Proposal(file, changes, found.figures, self.goal.values(found.figures))
 
-    def _skip(self, name: str, error: Exception) -> None:
+    def skip(self, name: str, error: Exception) -> None:
+        """Record a configuration that cannot be served or simulated."""
         reasons = [problem.reason for problem in error.problems] if isinstance(error, PropertiesError) else []
         first_line = str(error).partition("\n")[0]  # without the end of a server's log
         self.skipped.setdefault("; ".join(reasons) or first_line, name)

@@ -63,7 +63,8 @@ class ForeignConfig(ModelConfig):
     plan: Mapping[str, str] | None
     """See `Source.plan`."""
     tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Names and shapes of the tensors in the checkpoint. Empty if there are no files."""
+    """Names and shapes of the tensors in the checkpoint, except those of multi-token prediction. Empty if there are no
+    files."""
 
     scalings: tuple[Scaling, ...] = ()
     """Rotary scaling of each layer type. The module applies it itself, so `rotaries` is empty."""
@@ -96,7 +97,7 @@ class ForeignConfig(ModelConfig):
     def weight_bytes(self, element: float, ranks: int = 1, int8: bool = False) -> int:
         """See `ModelConfig.weight_bytes`. With files the result includes what every rank holds whole.
 
-        It is exact without int8.
+        Without int8 it is exact, or an upper bound if the checkpoint has tensors with other names than the module.
         """
         if not self.tensors:
             return ModelConfig.weight_bytes(self, element, ranks, int8)
@@ -141,7 +142,10 @@ class ForeignConfig(ModelConfig):
             return size // middle * split_evenly(middle, split.ranks, split.rank).size
         if not weight or kind not in ("weight", "bias"):
             return size
-        part = split.of(module, (weight[0], math.prod(weight[1:])))
+        try:
+            part = split.of(module, (weight[0], math.prod(weight[1:])))
+        except ValueError:  # config.json says another shape, which is reported when the weights are loaded
+            return size
         if part.rows:
             return size // shape[0] * sum(rows.size for rows in part.rows)
         if part.columns is not None and kind == "weight":
@@ -250,10 +254,20 @@ def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
         latent=tuple(latent_attention(fields, heads)),
         folder=folder,
         plan=source.plan,
-        tensors=tuple((tensor.name, tensor.shape) for tensor in stored_tensors(folder)),
+        tensors=tuple(
+            (tensor.name, tensor.shape)
+            for tensor in stored_tensors(folder)
+            if not _is_unused(tensor.name, num_layers)
+        ),
         scalings=tuple(fields.rope_scalings(head_dim)),
         model_max_length=fields.model_max_length,
     )
+
+
+def _is_unused(name: str, num_layers: int) -> bool:
+    """Return whether a tensor belongs to a layer of multi-token prediction. transformers does not load these."""
+    layer = re.search(r"\blayers\.(\d+)\.", name)
+    return "mtp" in name or (layer is not None and int(layer[1]) >= num_layers)
 
 
 def _attention(fields: Fields, source: Source, num_layers: int, head_dim: int) -> tuple[AttentionSpec, ...]:

@@ -88,19 +88,23 @@ def gate_activation(
     width, middle = widths
     both = numbers(_ROWS, 2 * middle)
     results = both.chunk(2, -1) if len(linears) == 2 else (both,)
+    replacements = [_Constant(result) for result in results]
     children = {name: getattr(module, name) for name in (*linears, down)}
+    x = numbers(_ROWS, width)
     try:
-        for name, result in zip(linears, results, strict=True):
-            setattr(module, name, _Constant(result))
+        for name, replacement in zip(linears, replacements, strict=True):
+            setattr(module, name, replacement)
         setattr(module, down, nn.Identity())
         with torch.inference_mode():
-            computed = module(numbers(_ROWS, width))
+            computed = module(x.clone())
+        # The module may scale or normalize its input first.
+        unchanged = all(torch.equal(each.input, x) for each in replacements)
     except Exception:  # foreign code on inputs that it may not expect
         return None
     finally:
         for name, child in children.items():
             setattr(module, name, child)
-    return activation_of(both, computed)
+    return activation_of(both, computed) if unchanged else None
 
 
 def activation_of(both: torch.Tensor, computed: torch.Tensor) -> Activation | None:
@@ -117,8 +121,10 @@ class _Constant(nn.Module):
     def __init__(self, result: torch.Tensor) -> None:
         super().__init__()
         self._result = result
+        self.input = torch.empty(0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.input = x
         return self._result
 
 

@@ -15,6 +15,10 @@ _EXPERTS = "moe_tp_experts"
 """Style of experts in transformers' plan. Their results are summed over ranks."""
 _GATHERED = {"colwise_gather_output": "colwise", "rowwise_split_input": "rowwise"}
 """Styles to use in attention instead of those with which transformers gathers features and splits them again."""
+_OF_HEADS = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")
+"""Names in attention of modules whose outputs belong to query heads alone or to KV heads alone.
+
+Outputs of other modules, such as fused projections, are not split."""
 NORMS_OF_ALL_HEADS = "self.q_norm(self.q_proj(hidden_states))"
 """Source text of attention with one norm over all query heads and one over all key heads."""
 
@@ -95,21 +99,16 @@ def why_not_split(plan: Mapping[str, str] | None) -> str:
         return "transformers has no tensor-parallel plan for it"
     if any(pattern.endswith("kv_b_proj") for pattern in plan):
         return "tensor parallelism does not support its latent attention"
-    if any(pattern.endswith("self_attn.g_proj") for pattern in plan):
-        return "tensor parallelism does not support its gated attention"
     if not any(_is_attention(pattern) for pattern in plan):
         return "transformers' plan does not split its attention"
     for pattern, style in plan.items():
         if style == _EXPERTS and pattern.endswith(".experts"):
             continue
-        halves = pattern.endswith(_HALVES) or style == "rowwise_split_input"
-        known = ("colwise", "rowwise", *_WHOLE)
-        if not halves:
-            allowed: tuple[str, ...] = known
-        elif _is_attention(pattern):
-            allowed = known[:2]
-        else:
-            allowed = (*known, "packed_colwise", "colwise_gather_output", "rowwise_split_input")
+        attention, allowed = _is_attention(pattern), {"rowwise", *_WHOLE}
+        if not attention or pattern.rpartition(".")[2] in _OF_HEADS:
+            allowed.add("colwise")
+        if not attention and (pattern.endswith(_HALVES) or style == "rowwise_split_input"):
+            allowed |= {"packed_colwise", "colwise_gather_output", "rowwise_split_input"}
         if style not in allowed:
             return f"transformers' plan has {pattern} as {style}, which is not supported"
     return ""

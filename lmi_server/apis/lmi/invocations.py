@@ -52,7 +52,7 @@ _LMI = Conventions(
 )
 _STREAMING = replace(_LMI, streams_by_default=True)
 """Rules for SageMaker's streaming API, which its header names."""
-_FIELDS = ("inputs", "parameters", "stream", "adapters", "messages", "prompt", "model")
+_FIELDS = ("inputs", "parameters", "stream", "messages", "prompt", "model")
 _FRAMINGS: dict[str, Framing | None] = {"json": None, "jsonlines": JSON_LINES, "sse": SSE}
 _ACCEPTED_FORMATS = {
     "text/event-stream": "sse",
@@ -198,9 +198,9 @@ def _stream(body: Body, parameters: Parameters) -> bool | None:
 
 
 def _check_names(body: Body, refuses_unknown: bool) -> None:
-    unknown = [name for name in body if name not in _FIELDS]
-    for name in unknown:
-        refuse_unsupported(name, body[name], Names.LMI)
+    unknown = [name for name in body if name not in (*_FIELDS, "adapters")]
+    for name in (*unknown, "adapters"):
+        refuse_unsupported(name, body.get(name), Names.LMI)
     if unknown and not refuses_unknown:
         _logger.warning("unknown fields are ignored: %s", names_in_log(unknown))
     elif unknown:
@@ -211,7 +211,6 @@ def _check_names(body: Body, refuses_unknown: bool) -> None:
             )
         raise refuse_unknown(name, name, body[name], _FIELDS)
     model_name(body.get("model"))
-    refuse_unsupported("adapters", body.get("adapters"), Names.LMI)
 
 
 def _framing(context: ApiContext, parameters: Parameters, stream: bool | None) -> Framing | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lmi_server.apis.openai.reply import FINISH_REASONS, OpenAiReply, prompt_logprobs
 from lmi_server.apis.pipeline import BodyFields, Conventions
-from lmi_server.generation.answer_text import GenerationRequest, TextOutput, TokenText
+from lmi_server.generation.answer_text import Completion, GenerationRequest, TextOutput, TokenText
 from lmi_server.generation.generation import GenerationResult
 from lmi_server.generation.turns import in_turns
 
@@ -27,18 +27,19 @@ class ChatReply(OpenAiReply):
         self._shows_logprobs: bool = fields.parameters["logprobs"]
 
     def body(self, result: GenerationResult) -> Any:
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": completion.text},
-                "logprobs": self._logprobs(completion.released),
-                "finish_reason": FINISH_REASONS[completion.finish_reason],
-                **self._token_ids(completion.tokens),
-            }
-            for index, completion in enumerate(result.completions)
-        ]
+        choices = [self._full_choice(index, done) for index, done in enumerate(result.completions)]
         prompt = {**self._prompt_ids(0), **prompt_logprobs(result.completions[0].prompt_tokens)}
         return {**self._body(choices, result), **prompt}
+
+    def _full_choice(self, index: int, done: Completion) -> dict[str, Any]:
+        tokens = self._listed(done.released, done)
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": done.text},
+            "logprobs": self._logprobs(tokens),
+            "finish_reason": FINISH_REASONS[done.finish_reason],
+            **self._token_ids(tokens),
+        }
 
     def start(self) -> list[str]:
         role = {"role": "assistant", "content": ""}
@@ -49,10 +50,10 @@ class ChatReply(OpenAiReply):
     def _records(self, output: TextOutput) -> list[str]:
         if not output.tokens and output.completion is None:
             return []
-        tokens = output.released if self._shows_logprobs else ()
+        tokens = self._listed(output.released, output.completion)
         reason = None if output.completion is None else FINISH_REASONS[output.completion.finish_reason]
         delta = self._delta(output.index, {"content": output.shown}, tokens, reason)
-        return [self._chunk(delta | self._token_ids(output.tokens))]
+        return [self._chunk(delta | self._token_ids(tokens))]
 
     def _delta(
         self,
@@ -77,6 +78,7 @@ def _entry(token: TokenText) -> dict[str, Any]:
 
 
 def _token(text: str, logprob: float | None) -> dict[str, Any]:
-    # The bytes of an incomplete character cannot be recovered from the token's text.
+    # The token that completes a character has all its bytes, and those before it none. The bytes of a character that
+    # stays incomplete cannot be recovered from the text.
     known = None if "\ufffd" in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": known}

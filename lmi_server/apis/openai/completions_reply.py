@@ -51,17 +51,15 @@ class CompletionsReply(OpenAiReply):
 
     def _records(self, output: TextOutput) -> list[str]:
         text = output.shown
+        tokens = self._listed(output.released, output.completion)
         prompt_tokens: tuple[TokenText, ...] = ()
-        tokens: tuple[TokenText, ...] = ()
-        if self._num_top is not None:
-            tokens = output.released
-            if output.prompt_tokens and self._echo:
-                text = self._echoed[output.index] + text
-                prompt_tokens = output.prompt_tokens
+        if self._num_top is not None and output.prompt_tokens and self._echo:
+            text = self._echoed[output.index] + text
+            prompt_tokens = output.prompt_tokens
         if not prompt_tokens and not output.tokens and output.completion is None:
             return []
         choice = self._choice(output.index, text, tokens, output.completion, prompt_tokens)
-        return [self._chunk(choice | self._ids(output.index, output.tokens))]
+        return [self._chunk(choice | self._ids(output.index, tokens))]
 
     def _ids(self, index: int, tokens: Sequence[TokenText]) -> dict[str, Any]:
         """Return the token ids if requested, and in the first chunk with tokens of a choice those of its prompt."""
@@ -73,8 +71,9 @@ class CompletionsReply(OpenAiReply):
 
     def _full_choice(self, index: int, done: Completion) -> dict[str, Any]:
         prompt_tokens = done.prompt_tokens if self._echo else ()
-        choice = self._choice(index, self._echoed[index] + done.text, done.released, done, prompt_tokens)
-        choice |= self._ids(index, done.tokens)
+        tokens = self._listed(done.released, done)
+        choice = self._choice(index, self._echoed[index] + done.text, tokens, done, prompt_tokens)
+        choice |= self._ids(index, tokens)
         if self._shows_prompt_logprobs:
             choice |= prompt_logprobs(done.prompt_tokens)
         return choice
@@ -90,14 +89,20 @@ class CompletionsReply(OpenAiReply):
         return {
             "index": index,
             "text": text,
-            "logprobs": None if self._num_top is None else self._token_lists(index, prompt_tokens, tokens),
+            "logprobs": self._logprobs(index, prompt_tokens, tokens, completion),
             "finish_reason": None if completion is None else FINISH_REASONS[completion.finish_reason],
         }
 
-    def _token_lists(
-        self, index: int, prompt_tokens: tuple[TokenText, ...], tokens: tuple[TokenText, ...]
-    ) -> dict[str, Any]:
-        """Return the tokens, their log-probabilities and their offsets in the choice's text."""
+    def _logprobs(
+        self,
+        index: int,
+        prompt_tokens: tuple[TokenText, ...],
+        tokens: tuple[TokenText, ...],
+        completion: Completion | None,
+    ) -> dict[str, Any] | None:
+        """Return the tokens, their log-probabilities and their offsets in the choice's text; None if not requested."""
+        if self._num_top is None:
+            return None
         offsets = []
         if prompt_tokens:
             offsets = _prompt_offsets(prompt_tokens, self._echoed[index])
@@ -105,6 +110,9 @@ class CompletionsReply(OpenAiReply):
         for token in tokens:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(token.text)
+        if completion is not None:  # tokens that a stop cut off are listed at the end of the text
+            length = len(self._echoed[index]) + len(completion.text)
+            offsets = [min(offset, length) for offset in offsets]
         tokens = prompt_tokens + tokens
         return {
             "text_offset": offsets,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lmi_server.apis.parameters.checks import MISSING, refuse
+from lmi_server.apis.parameters.row import Names
+from lmi_server.apis.parameters.table import rows
 from lmi_server.errors import InvalidField
 
 _MAX_MESSAGES = 4096
@@ -22,6 +24,9 @@ _TEXT_TYPES = ("text", "input_text", "output_text")
 _MAX_NAME_BYTES = 256
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of the reasoning in an assistant's message. Clients use any of them, and so do chat templates."""
+
+_CONTINUES = ("prefix", "partial")
+"""Other servers' marks of an assistant's message that the answer continues."""
 
 
 def parse_messages(value: Any) -> list[dict[str, Any]]:
@@ -76,8 +81,16 @@ def _message(field: str, value: Any) -> dict[str, Any]:
             raise refuse(f"{field}.name", author, f"a string of at most {_MAX_NAME_BYTES} bytes")
         message["name"] = author
     if role == "assistant":
+        _refuse_continuation(field, value)
         message |= _reasoning(field, value)
     return message
+
+
+def _refuse_continuation(field: str, message: dict[str, Any]) -> None:
+    """Raise `InvalidField` if the answer is to continue this message, as with `continue_final_message`."""
+    for name in _CONTINUES:
+        if message.get(name) is not None:
+            rows(Names.CHAT)["continue_final_message"].check(f"{field}.{name}", message[name])
 
 
 def _reasoning(field: str, message: dict[str, Any]) -> dict[str, str]:

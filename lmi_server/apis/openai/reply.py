@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from engines.core import FinishReason
 from lmi_server.apis.pipeline import BodyFields, Conventions
 from lmi_server.errors import ErrorReply
-from lmi_server.generation.answer_text import GenerationRequest, TextOutput, TokenText
+from lmi_server.generation.answer_text import Completion, GenerationRequest, TextOutput, TokenText
 from lmi_server.generation.generation import GenerationResult
 from lmi_server.generation.turns import in_turns
 from lmi_server.http.framing import SSE, SSE_DONE
@@ -89,6 +89,15 @@ class OpenAiReply(ABC):
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+
+    def _listed(
+        self, released: tuple[TokenText, ...], completion: Completion | None
+    ) -> tuple[TokenText, ...]:
+        """Return the tokens that a choice lists: `released`. With token ids, those that a stop cut off follow at the
+        end, so that token ids and log-probabilities match one to one."""
+        if completion is None or not self._returns_token_ids:
+            return released
+        return released + completion.tokens[completion.num_released :]
 
     def _token_ids(self, tokens: Sequence[TokenText]) -> dict[str, Any]:
         """Return vLLM's field `token_ids` of a choice. Empty if the client did not request it."""

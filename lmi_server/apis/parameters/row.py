@@ -51,10 +51,17 @@ class Parameter:
         """Check a value and return it in the program's own type. Raises `InvalidField`."""
         if self.neutral is None:
             return check(field, value, self.type, "".join(f" or {as_json(one)}" for one in self.unset_values))
-        if is_one_of(value, self.neutral):
+        if is_one_of(_without_nulls(value), self.neutral):
             return value
         accepted = " or ".join(map(as_json, self.neutral)) or "null, or leave it out"
         raise InvalidField(field, f"given {as_json(value)}, but {self.reason}; accepted: {accepted}")
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return an object without its null members. Clients write fields that are not set as null."""
+    if isinstance(value, dict):
+        return {name: member for name, member in value.items() if member is not None}
+    return value
 
 
 def everywhere(*names: str, type: JsonType, **columns: Any) -> Parameter:  # noqa: A002

@@ -8,6 +8,7 @@ parameters. Combinations are checked in `combinations.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -18,8 +19,10 @@ from lmi_server.values.lists import BoundedText, ListOf, Pair, TokenBiases, toke
 from lmi_server.values.scalars import Bool, Choice, Float, Int
 from lmi_server.values.template_variables import TemplateVariables
 
+MAX_STOPS = 64
+"""Maximum number of stop strings. Editors send many of them for code completion."""
 MAX_TEXTS = 16
-"""Maximum number of stop strings, bad words or stop token ids."""
+"""Maximum number of bad words, which each step of the engine searches for, or of stop token ids."""
 MAX_TEXT_BYTES = 256
 MAX_CHOICES = 128
 """Maximum number of answers to one prompt."""
@@ -38,7 +41,8 @@ DEFAULT_MAX_NEW_TOKENS = 30
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` in completions."""
 
-_TEXTS = ListOf(BoundedText(MAX_TEXT_BYTES), MAX_TEXTS, allow_single=True, plural="strings")
+_STOPS = ListOf(BoundedText(MAX_TEXT_BYTES), MAX_STOPS, allow_single=True, plural="strings")
+_BAD_WORDS = replace(_STOPS, max_items=MAX_TEXTS)
 _SOME_IDS = token_ids(MAX_TEXTS, allow_single=True)
 _MANY_IDS = token_ids(MAX_BIASES, allow_single=True)
 _SEQUENCE = token_ids(MAX_SEQUENCE, min_items=1)
@@ -56,7 +60,7 @@ _LENGTH: tuple[Parameter, ...] = (
     # As in transformers: prompt and output together. `max_new_tokens` overrides it.
     everywhere("max_length", type=Int(1)),
     everywhere("min_new_tokens", "min_length", "min_tokens", type=Int(0), default=0),
-    everywhere("stop", "stop_sequences", "stop_strings", type=_TEXTS, default=()),
+    everywhere("stop", "stop_sequences", "stop_strings", type=_STOPS, default=()),
     everywhere("stop_token_ids", type=_SOME_IDS, default=()),
     # Overrides the model's EOS token ids.
     everywhere("eos_token_id", type=_SOME_IDS),
@@ -81,7 +85,7 @@ _SAMPLING: tuple[Parameter, ...] = (
     everywhere("presence_penalty", type=_PENALTY, default=0.0),
     everywhere("frequency_penalty", type=_PENALTY, default=0.0),
     everywhere("logit_bias", type=TokenBiases(_BIAS, MAX_BIASES), default=()),
-    everywhere("bad_words", "bad_sequences", type=_TEXTS, default=()),
+    everywhere("bad_words", "bad_sequences", type=_BAD_WORDS, default=()),
     everywhere("bad_words_ids", type=ListOf(_SEQUENCE, MAX_BAD_IDS), default=()),
     everywhere("suppress_tokens", type=_MANY_IDS, default=()),
     # -1 means a random seed, which is also the default. Seeds are taken modulo 2**64.

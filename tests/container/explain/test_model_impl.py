@@ -18,6 +18,7 @@ from tests.container.explain.questions import CPU, GPUS, SHAPE, config, make_mod
 OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
 STABLELM = {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm"}
 OWN = {"architectures": ["OwnForCausalLM"], "model_type": "own"}
+NEOX = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox"}
 COHERE = {"architectures": ["CohereForCausalLM"], "model_type": "cohere"}
 
 
@@ -56,6 +57,11 @@ def test_native_implementations_are_preferred(
             "StableLm.* runs on one rank only: transformers has no .*plan",
         ),
         (
+            NEOX,
+            {"model_impl": "transformers", "tensor_parallel_degree": 2},
+            "GPTNeoX.* runs on one rank only: .* has .*query_key_value as colwise",
+        ),
+        (
             {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
             {},
             "MambaForCausalLM.*attention interface; engine=Python",
@@ -84,10 +90,12 @@ def test_a_model_without_a_usable_implementation_is_refused(
         resolve(config(**options), make_model(tmp_path, **changes), CPU)
 
 
-def test_a_model_without_a_tensor_parallel_plan_runs_on_one_gpu(tmp_path: Path) -> None:
+def test_a_model_without_a_usable_tensor_parallel_plan_runs_on_one_gpu(tmp_path: Path) -> None:
     resolved = resolve(config(), make_model(tmp_path, **STABLELM), GPUS)
     assert _engine(resolved).parallel.tp_size == 1
     assert _engine(resolved).parallel.enforce_eager
+    resolved = resolve(config(model_impl="transformers"), make_model(tmp_path, **NEOX), GPUS)
+    assert _engine(resolved).parallel.tp_size == 1
     resolved = resolve(config(), make_model(tmp_path, **COHERE, num_key_value_heads=9), GPUS)
     assert _engine(resolved).parallel.tp_size == 4
 

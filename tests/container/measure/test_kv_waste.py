@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from container.measure.kv_waste import ALLOCATIONS, Allocation, WasteLoad, measure_waste
+from container.measure import kv_waste_command
+from container.measure.kv_waste import ALLOCATIONS, Allocation, AllocationResult, WasteLoad, measure_waste
 from container.measure.kv_waste_command import kv_waste
+from container.measure.output import Table
 
 CONTIGUOUS, PAGED, OPTIMISTIC = ALLOCATIONS
 LOAD = WasteLoad(
@@ -52,6 +54,7 @@ def test_waste_of_one_request_matches_a_hand_calculation(
     assert result.waste == pytest.approx(statistics.fmean(wasted))
     assert result.allocated == pytest.approx(sum(block_counts) / 12 / 31)
     assert (result.max_running, result.steps, result.preemptions) == (1, 31, 0)
+    assert result.mean_running == pytest.approx(30 / 31)  # nothing runs after the last step
     reserved = {CONTIGUOUS: 0, PAGED: sum(6 - count for count in block_counts), OPTIMISTIC: 0}[allocation]
     assert result.reserved == pytest.approx(reserved / 12 / 31)
 
@@ -83,6 +86,26 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     values = json.loads(path.read_text())
     assert [entry["allocation"] for entry in values["results"]] == names
     assert values["load"]["prompt_tokens"] == 64
+
+
+def test_each_figure_is_in_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up = AllocationResult("paged", 0.1, 0.2, 0.3, 4.0, 5.0, 6, 7, 8, 9)
+    tables: list[Table] = []
+    monkeypatch.setattr(kv_waste_command, "measure_waste", lambda *arguments: made_up)
+    monkeypatch.setattr(kv_waste_command, "show", lambda found, *others: tables.extend(found))
+    assert CliRunner().invoke(kv_waste, SMALL).exit_code == 0
+    assert dict(zip(tables[0].header, tables[0].rows[0], strict=True)) == {
+        "": "paged",
+        "KV waste": "10.0 %",
+        "allocated": "20 %",
+        "reserved": "30 %",
+        "running": "4.0",
+        "loaded": "5.0",
+        "most": "6",
+        "preemptions": "7",
+        "recomputed": "8",
+        "steps": "9",
+    }
 
 
 def test_a_pool_too_small_for_one_request_is_refused() -> None:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from container.machine import Machine
 from container.measure import profile_command
+from container.measure.output import Table
 from engines.config import MpiEngineConfig
 from tests.container.explain.questions import KV_BYTES_PER_TOKEN, make_model
 
@@ -50,7 +51,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[MpiEngineConfig, Sha
 
     def run(config: MpiEngineConfig, steps: Shapes, repeats: int) -> list[dict[str, Any]]:
         found.append((config, steps))
-        return [{"parts": {"linear": 1.0}, "total": 1.0}] * len(steps)
+        return [
+            {"parts": {"linear": number / 2}, "total": float(number)} for number, _ in enumerate(steps, 1)
+        ]
 
     monkeypatch.setattr(profile_command, "_run", run)
     monkeypatch.setattr(
@@ -72,6 +75,16 @@ def test_what_the_kv_cache_holds_is_measured_on_one_rank_with_all_threads(
     ((config, shapes),) = measured
     assert shapes == [(1, 1, 256), (4, 1, 256), (1, 256, 256)]
     assert (config.parallel.tp_size, config.parallel.threads_per_rank) == (1, 2)
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_columns_are_the_steps_in_their_order(properties: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: list[Table] = []
+    monkeypatch.setattr(profile_command, "show", lambda found, *others: tables.extend(found))
+    result = CliRunner().invoke(profile_command.profile, [str(properties), "--sequences=4"])
+    assert result.exit_code == 0, result.output
+    assert tables[0].header == ("part", "one sequence", "4 sequences", "chunk of 256")
+    assert tables[0].rows == (("linear", "0.50", "1.00", "1.50"), ("whole step", "1.00", "2.00", "3.00"))
 
 
 @pytest.mark.parametrize(

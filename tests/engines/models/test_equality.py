@@ -262,6 +262,14 @@ def test_all_experts_of_a_layer_may_be_in_one_tensor(kind: str, tmp_path: Path) 
     _compare(make_runner(tmp_path), oracle, SHUFFLED, [[12, 9], [17], [3]])
 
 
+def test_the_head_may_have_its_name_in_transformers(tmp_path: Path) -> None:
+    save_model(tmp_path, "gpt_neox", tie_word_embeddings=False)
+    oracle = load_oracle(tmp_path, "fp32")
+    oracle.save_pretrained(tmp_path, save_original_format=False)
+    assert "lm_head.weight" in load_file(tmp_path / "model.safetensors")
+    _compare(make_runner(tmp_path), oracle, SHUFFLED, [[12, 9], [17], [3]])
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_projections_of_a_layer_may_have_different_dtypes(kind: str, tmp_path: Path) -> None:
     save_model(tmp_path, kind, dtype="bf16")

@@ -27,6 +27,13 @@ from tests.lmi_server.properties.loading import examine_text, load_text, refusal
         ("option.tensor_paralel_degree", "option.tensor_parallel_degree"),
         ("option.enable_loras", "option.enable_lora"),
         ("option.max_rolling_batch", "option.max_rolling_batch_size"),
+        # Unsupported keys are only suggested if the key is nearly the same.
+        ("option.max_cpu_lora", "option.max_cpu_loras"),
+        ("max_cpu_loras", "option.max_cpu_loras"),
+        ("option.max_seq_len", "option.max_model_len"),
+        ("option.torch_dtype", "option.dtype"),
+        ("option.multi_node", ""),
+        ("option.spec_config", ""),
         ("quite.another.thing", ""),
     ],
 )
@@ -200,8 +207,6 @@ def test_options_without_effect_under_chunked_prefill_are_noted(tmp_path: Path, 
             "the same option with another value",
         ),
         ("maxWorkers=4\ngpu.maxWorkers=1\n", "another value; remove one of the two lines"),
-        ("engine=Python\noption.enable_streaming=true\n", "each request decides whether to stream"),
-        ("engine=Python\noption.enable_streaming=huggingface\n", "each request decides whether to stream"),
         ("engine=Python\noption.load_format=dummy\n", "use engine=MPI for random weights"),
         (
             "engine=Python\noption.load_format=stream\noption.model_id=s3://a/b\n",
@@ -245,6 +250,15 @@ def test_the_names_of_djl_for_a_device_limit_the_copies(tmp_path: Path) -> None:
 def test_djls_example_of_retry_threshold_is_accepted_with_a_note(tmp_path: Path) -> None:
     [note] = load_text(tmp_path, "retry_threshold=10\n").notes
     assert note.endswith("the server decides how often it restarts a process that crashes")
+
+
+@pytest.mark.parametrize("value", ["true", "huggingface"])
+@pytest.mark.parametrize("engine", ["MPI", "Python\nbatch_size=1"])
+def test_streaming_for_all_requests_is_noted_under_both_engines(
+    tmp_path: Path, engine: str, value: str
+) -> None:
+    [note] = load_text(tmp_path, f"engine={engine}\noption.enable_streaming={value}\n").notes
+    assert note.endswith('without effect: each request decides whether to stream ("stream": true)')
 
 
 def test_a_key_without_prefix_is_noted_like_its_variable(tmp_path: Path) -> None:

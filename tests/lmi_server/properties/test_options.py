@@ -105,8 +105,9 @@ def test_every_option_says_what_it_accepts_and_does() -> None:
         ),
         ("engine=lmi-dist", "a value of option.rolling_batch; use engine=MPI"),
         ("option.enable_sleep_mode=true", "known to LMI but not supported: not implemented"),
+        ("option.chat_template=chatml", "put a chat_template.jinja into the model's folder"),
     ],
-    ids=["quantize", "vllm", "lmi-dist", "sleep mode"],
+    ids=["quantize", "vllm", "lmi-dist", "sleep mode", "chat template"],
 )
 def test_unsupported_values_are_refused_with_what_to_use_instead(
     line: str, message: str, tmp_path: Path

@@ -73,8 +73,13 @@ gpt_model_version group_query_attention lmcache_auto_config lmcache_config_file 
 max_new_tokens max_output_size multi_query_mode num_checkpoint_workers num_engine_workers q_format rotary_base
 rotary_dim rotary_scaling_factor rotary_scaling_type smoothquant_alpha smoothquant_per_channel smoothquant_per_token
 trtllm_checkpoint_path use_fp8_context_fmha
+
+checkpoint deepspeed_config_path ds_config enable_cuda_graph low_cpu_mem_usage max_tokens return_tuple
+save_mp_checkpoint_path training_mp_size triangular_masking
+
+decoding_strategy max_sparsity max_splits
 """
-"""Options of LMI for TensorRT-LLM, AWS Neuron, LMCache and adapters."""
+"""Options of LMI for TensorRT-LLM, AWS Neuron, LMCache and adapters, DeepSpeed, and option.rolling_batch=scheduler."""
 
 
 @pytest.mark.parametrize("names", [ENGINE_ARGUMENTS, LATER_ENGINE_ARGUMENTS, OPTIONS_OF_LMI])
@@ -114,6 +119,9 @@ def test_every_option_of_vllm_and_lmi_is_known(names: str) -> None:
         "option.sessions_path=/dev/shm/sessions",
         "option.use_custom_all_reduce=true",
         "option.num_engine_workers=4",
+        "option.enable_cuda_graph=true",
+        "option.triangular_masking=true",
+        "option.max_sparsity=0.33",
         "chunked_read_timeout=60",
         "chunked_read_timeout=0.5",
     ],
@@ -141,6 +149,9 @@ def test_keys_without_effect_are_noted(tmp_path: Path, line: str) -> None:
         ("option.nnodes=2", "all ranks run on this machine"),
         ("option.pipeline_parallel_degree=2", "use option.tensor_parallel_degree"),
         ("option.speculative_draft_model=x", "speculative decoding"),
+        ("option.max_tokens=2048", "use option.max_model_len"),
+        ("option.triangular_masking=false", "the model's architecture"),
+        ("option.deepspeed_config_path=ds.json", "does not include DeepSpeed"),
         ("translator=com.example.X", "Java engines"),
     ],
 )

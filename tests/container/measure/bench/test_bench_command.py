@@ -223,7 +223,8 @@ def test_find_rate_lists_every_run(scripted: StartScripted, invoke: Invoke, tmp_
     assert document["best_rate"] == (max(best) if best else None)
     assert result.exit_code == (0 if best else 1)
     assert {trial["figures"]["num_requests"] for trial in document["trials"]} == {4}
-    # Each run has different prompts.
+    # Each run has different prompts, and so has a search with another seed.
+    invoke(server, "--seed", "1", load=load)
     assert len({seen.body["inputs"] for seen in server.seen}) == len(server.seen)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from container.measure.bench.lengths import Exponential, Fixed, Normal, ShortAnd
 from container.measure.bench.prefixes import SharedPrefixes
 from container.measure.bench.scenario import PRESETS, Scenario
 from container.measure.bench.workload import BenchError, Workload, make_requests
+from container.measure.compare.compare_command import DEFAULT_LOAD
 
 DEFAULT = Scenario("", Workload(Fixed(32), Fixed(128), 128), Users(32))
 TOKENS = {
@@ -24,9 +26,9 @@ TOKENS = {
     "summarise": "500 tokens in, 100 out (normal, standard deviation 20)",
     "code": "15 tokens in, 500 out",
     "anyscale": "512 tokens in, 1 to 1536 out (exponential, mean 128)",
-    "anyscale-32": "512 tokens in, 1 to 32 out (exponential, mean 128)",
-    "anyscale-128": "512 tokens in, 1 to 128 out (exponential, mean 128)",
-    "anyscale-512": "512 tokens in, 1 to 512 out (exponential, mean 128)",
+    "anyscale-32": "512 tokens in, 1 to 32 out (exponential, mean 16)",
+    "anyscale-128": "512 tokens in, 1 to 128 out (exponential, mean 54)",
+    "anyscale-512": "512 tokens in, 1 to 512 out (exponential, mean 119)",
     "databricks": "512 tokens in (normal, standard deviation 128), 128 out",
     "shared-prefix": "1280 tokens in, 64 out, 8 shared prefixes of 1024 tokens",
     "long-and-short": "64 tokens in (10 % of them 2048), 32 out (10 % of them 512)",
@@ -90,6 +92,29 @@ def test_scale_applies_to_users_and_token_counts() -> None:
 )
 def test_size_options_override_the_preset(options: dict[str, object], workload: Workload) -> None:
     assert choose(**options).workload == workload
+
+
+@pytest.mark.parametrize("options", [{}, {"lengths": "spread"}, {"scale": 0.1}])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "long-and-short"])
+@pytest.mark.parametrize("tokens", [1, 3, 64, 200])
+def test_the_mean_of_the_drawn_lengths_is_the_given_one(
+    name: str, tokens: int, options: dict[str, object]
+) -> None:
+    workload = choose(preset=name, input_tokens=tokens, output_tokens=tokens, **options).workload
+    for lengths in (workload.prompts, workload.outputs):
+        drawn = lengths.draw(5000, random.Random(0))
+        assert statistics.fmean(drawn) == pytest.approx(tokens, rel=0.03)
+    assert workload.title.startswith(f"{tokens} tokens in, {tokens} out")
+
+
+def test_prompts_of_the_default_comparison_have_the_given_mean() -> None:
+    for tokens in (3, 5, 100):
+        lengths = LoadChoice(input_tokens=tokens).scenario(DEFAULT_LOAD).workload.prompts
+        assert statistics.fmean(lengths.draw(5000, random.Random(0))) == pytest.approx(tokens, rel=0.03)
+
+
+def test_fixed_lengths_are_the_mean_of_the_preset() -> None:
+    assert choose(preset="anyscale-32", lengths="fixed").workload.outputs == Fixed(16)
 
 
 def test_shared_prefixes_keep_their_share_of_shorter_prompts(tiny_tokenizer: Tokenizer) -> None:

@@ -69,10 +69,20 @@ def test_spread_lengths_are_distributed_as_described() -> None:
     assert statistics.fmean(prompts) == pytest.approx(40, rel=0.02)
     outputs = SPREAD.outputs.draw(5000, random.Random(1))
     assert (min(outputs), max(outputs)) == (1, 120)
-    # An exponential distribution truncated at 4 means has 0.925 of the mean, and a standard deviation of 0.82 means.
-    assert statistics.fmean(outputs) == pytest.approx(0.925 * 30, rel=0.05)
-    assert statistics.stdev(outputs) == pytest.approx(0.82 * 30, rel=0.05)
-    assert set(Exponential(1, 4).draw(100, random.Random(0))) == {1, 2, 3, 4}
+    assert statistics.fmean(outputs) == pytest.approx(30, rel=0.03)
+    # Less than the mean, because of the limit: 0.87 means.
+    assert statistics.stdev(outputs) == pytest.approx(0.87 * 30, rel=0.05)
+    assert set(Exponential(2, 4).draw(100, random.Random(0))) == {1, 2, 3, 4}
+    assert set(Exponential(1, 4).draw(100, random.Random(0))) == {1}
+
+
+@pytest.mark.parametrize("longest", [32, 128, 512])
+def test_the_mean_of_a_limited_distribution_is_that_of_its_counts(longest: int) -> None:
+    whole = Exponential(128, 100_000)
+    kept = [count for count in whole.draw(200_000, random.Random(0)) if count <= longest]
+    limited = whole.at_most(longest)
+    assert limited.mean == pytest.approx(statistics.fmean(kept), rel=0.02)
+    assert statistics.fmean(limited.draw(20_000, random.Random(1))) == pytest.approx(limited.mean, rel=0.02)
 
 
 def test_prompts_have_different_first_tokens_while_there_are_enough(tiny_tokenizer: Tokenizer) -> None:

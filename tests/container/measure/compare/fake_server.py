@@ -26,6 +26,8 @@ class Behaviour:
     input_length: int | None = None
     """The number of prompt tokens that the server reports."""
     exit_code: int = 0
+    settling_looks: int = 0
+    """Reads of `/metrics` after a request for which it still runs, and for which counters lag behind."""
 
 
 class FakeServer:
@@ -38,6 +40,7 @@ class FakeServer:
         self.looked = threading.Event()
         """Set by each read of `/metrics`."""
         self.over = threading.Event()
+        self._num_looks = 0
         self._name = config.name
         self._journal = journal
         self._server = ScriptedServer(self._answer, metrics=self._metrics)
@@ -70,6 +73,7 @@ class FakeServer:
     def _answer(self, number: int, body: dict[str, Any]) -> Script:
         prompt, behaviour = body["inputs"], self.behaviour
         self.prompts.append(prompt)
+        self._num_looks = 0
         behaviour.before_answer(self, number)
         if behaviour.refuses(body):
             return Script(status=424, body=b'{"error": "no such thing", "code": 424}')
@@ -80,10 +84,13 @@ class FakeServer:
     def _metrics(self) -> bytes:
         """Metrics: 4 steps of 3 sequences per request; 2 of 10 blocks are allocated and half full."""
         self.looked.set()
+        self._num_looks += 1
+        is_running = self._num_looks <= self.behaviour.settling_looks
         if self.behaviour.metrics_text is not None:
             return self.behaviour.metrics_text.encode()
-        count = 4 * len(self.prompts)
+        count = 4 * (len(self.prompts) // 2 if is_running else len(self.prompts))
         metrics = {
+            "requests_running": int(is_running),
             "batch_size_count": count,
             "batch_size_sum": 3 * count,
             "preemptions_total": len(self.prompts),

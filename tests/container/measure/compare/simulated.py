@@ -26,7 +26,7 @@ from tests.container.measure.compare.made_up import (
 
 NAMES = ("a", "b")
 ROUNDS_FILE = Path(__file__).with_name("aa_rounds.json")
-"""Figures of both configurations by kind, round and measure.
+"""Figures of both configurations by kind, round and measure. Gaps between tokens stand for the time per output token.
 
 `rolling` was recorded on a busy machine, with noise of some 50 % per round; `dynamic` has far less noise.
 """
@@ -55,7 +55,7 @@ def _figures(values: dict[str, float], speed: float) -> Figures:
         return Spread(math.nan, p50, p90, math.nan, math.nan)
 
     rate = values["output_tokens_per_second"] * speed
-    return replace(make_figures(rate), ttft=spread("ttft"), gap=spread("gap"), latency=spread("latency"))
+    return replace(make_figures(rate), ttft=spread("ttft"), tpot=spread("gap"), latency=spread("latency"))
 
 
 def comparisons(kind: str, num_rounds: int, count: int, speed: float = 1.0) -> Iterator[Comparison]:

@@ -12,13 +12,17 @@ from container.measure.compare.configurations import Configuration
 from container.measure.compare.derive import derive
 from container.measure.compare.live import SharedServer, change_settings, shared_servers, tenant_headers
 from container.measure.compare.server_process import ServerFailed
+from lmi_server.properties.reference import COMPUTED
 from tests.container.measure.compare.made_up import make_configuration
 from tests.support.loopback import LoopbackServer, QuietHandler
 
 
-def config(name: str, size: int = 8, tokens: int = 256, chunked: bool = True, **values: str) -> Configuration:
+def config(
+    name: str, size: int = 8, tokens: int = 256, chunked: bool = True, kv_cache_gb: str = "4", **values: str
+) -> Configuration:
     return make_configuration(
         name,
+        kv_cache_gb=kv_cache_gb,
         max_rolling_batch_size=str(size),
         max_num_batched_tokens=str(tokens),
         enable_chunked_prefill=str(chunked).lower(),
@@ -48,6 +52,21 @@ def test_a_server_that_profiled_smaller_steps_is_not_shared() -> None:
     assert names(found) == [("wide", ["wide", "small"]), ("long", ["long"])]
     whole = shared_servers([config("a", 16), config("b", 8, chunked=False)])
     assert [started for started, _ in names(whole)] == ["b", "a"]
+
+
+def test_an_open_kv_cache_is_shared_by_equal_steps_only() -> None:
+    """On a GPU, the KV cache of a shared server would be what the largest steps leave."""
+    opened = {"kv_cache_gb": f"({COMPUTED})"}
+    found = shared_servers(
+        [
+            config("a", 4, **opened),
+            config("b", 32, **opened),
+            config("c", 32, scheduling_policy="fair", **opened),
+        ]
+    )
+    assert names(found) == [("b", ["b", "c"]), ("a", ["a"])]
+    unchunked = shared_servers([config("a", **opened), config("b", chunked=False, **opened)])
+    assert [started for started, _ in names(unchunked)] == ["b", "a"]
 
 
 def test_equal_dynamic_and_running_configurations_do_not_share_servers() -> None:
@@ -104,8 +123,8 @@ def test_settings_are_sent_in_their_json_types_and_unset_values_as_null() -> Non
 
 def test_each_configuration_is_a_tenant_so_that_prefix_caches_are_separate() -> None:
     configs = [config("a b"), config("c")]
-    headers = [tenant_headers(configs, one.name) for one in configs]
-    assert headers == [{"X-Tenant-Id": "compare-0"}, {"X-Tenant-Id": "compare-1"}]
+    headers = [tenant_headers(configs, one.name, "1f") for one in configs]
+    assert headers == [{"X-Tenant-Id": "compare-1f-0"}, {"X-Tenant-Id": "compare-1f-1"}]
 
 
 class _Admin(QuietHandler):

@@ -17,6 +17,8 @@ def test_every_round_and_warm_up_has_its_own_seed() -> None:
     rounds = [plan.round_seed(number) for number in range(1, 6)]
     warm_ups = [plan.warm_up_seed(number) for number in range(1, 6)]
     assert len({*rounds, *warm_ups}) == 10
+    other = dataclasses.replace(plan, seed=8)
+    assert not {other.round_seed(number) for number in range(1, 1001)} & {*rounds, *warm_ups}
 
 
 def test_the_error_is_shared_by_all_pairs_scenarios_and_measures() -> None:

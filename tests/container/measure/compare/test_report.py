@@ -67,7 +67,7 @@ def test_figures_and_ratios_match_hand_calculations() -> None:
     assert figures.header == ("", "a", "b")
     assert row(figures, "output tokens/s") == ("50.0 (10.0 to 100)", "200 (40.0 to 400)")
     assert row(figures, "latency p90, s") == ("2.00 (1.00 to 10.0)", "0.500 (0.250 to 2.50)")
-    assert row(figures, "gap between tokens p50, ms") == ("1000 (500 to 5000)", "250 (125 to 1250)")
+    assert row(figures, "time per output token p50, ms") == ("1000 (500 to 5000)", "250 (125 to 1250)")
     ratios = tables.ratios_table(comparison, SCENARIO.name)
     by_measure = {cells[1]: cells[2:] for cells in ratios.rows}
     assert by_measure["output tokens/s"] == (
@@ -78,6 +78,27 @@ def test_figures_and_ratios_match_hand_calculations() -> None:
     short = tables.short_table(comparison)
     assert short.rows[0][:6] == ("a", SCENARIO.name, "50.0", "1", "2.00", "1")
     assert short.rows[1][:4] == ("b", SCENARIO.name, "200", "4.00x (4.00 to 4.00)")
+
+
+def test_measures_are_the_time_per_output_token_and_a_median_of_zero_gives_no_ratio() -> None:
+    fast = make_figures()
+    fast = replace(fast, gap=replace(fast.gap, p50=9.0), tpot=replace(fast.tpot, p50=0.0, p90=0.007))
+    slow = replace(fast, tpot=replace(fast.tpot, p50=0.0, p90=0.014))
+    rounds = [
+        make_round("a", 1, fast),
+        make_round("a", 2, fast),
+        make_round("b", 1, slow),
+        make_round("b", 2, slow),
+    ]
+    comparison = make_comparison([make_configuration("a"), make_configuration("b")], rounds)
+    figures = tables.figures_table(comparison, SCENARIO.name)
+    assert row(figures, "time per output token p50, ms") == ("0 (0 to 0)", "0 (0 to 0)")
+    assert row(figures, "time per output token p90, ms") == ("7.00 (7.00 to 7.00)", "14.0 (14.0 to 14.0)")
+    by_measure = {cells[1]: cells[2:] for cells in tables.ratios_table(comparison, SCENARIO.name).rows}
+    assert by_measure["time per output token p50"] == (NO_VALUE, NO_VALUE)
+    assert by_measure["time per output token p90"][1] == "2.00x (2.00 to 2.00)"
+    (_, summary) = as_json(report.json_values(comparison, PROVENANCE))["summary"]
+    assert (summary["ratios_to_first"]["tpot_p50"], summary["verdicts"]["tpot_p50"]) == (None, NO_VALUE)
 
 
 def test_the_servers_table() -> None:
@@ -171,7 +192,20 @@ def test_the_report_gives_the_reason_to_stop_differing_options_and_shared_or_run
     )
     assert "| b | a running server, http://b:1 | MPI | model | - | - |" in text
     assert "b: already running" in text
+    assert "--seed" not in "".join(caveats(comparison))
+    foreign = replace(comparison, configs=(configs[0], replace(configs[1], engine="")))
+    assert "b: a server of another kind may have kept the prompts" in "".join(caveats(foreign))
     assert "| option.paged_attention | true | false |" in text
+
+
+def test_the_configurations_table_has_the_median_start_up_and_the_highest_peak_of_all_servers() -> None:
+    stays = tuple(
+        StayResult(("a",), (number,), float(start), peak << 30)
+        for number, (start, peak) in enumerate([(2, 1), (9, 3), (4, 2)], start=1)
+    )
+    comparison = replace(compare_speeds({"a": [1.0] * 3}), stays=stays)
+    ((*_, start_up, memory),) = tables.configurations_table(comparison).rows
+    assert (start_up, memory) == ("4.00 (2.00 to 9.00) s", gibibytes(3 << 30))
 
 
 def test_rows_without_any_value_are_omitted() -> None:

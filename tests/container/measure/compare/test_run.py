@@ -115,6 +115,17 @@ def test_figures_exclude_the_warm_up_and_times_are_relative_to_the_start_of_the_
     assert first.figures.tpot.mean == pytest.approx(times_per_token, rel=1e-9)
 
 
+@pytest.mark.parametrize("settling_looks", [2, 10**9], ids=["idle after a while", "never idle"])
+def test_counters_are_read_when_the_server_is_idle_or_after_a_few_seconds(
+    settling_looks: int, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.fakes.behaviours = dict.fromkeys("ab", Behaviour(settling_looks=settling_looks))
+    if settling_looks > 2:
+        monkeypatch.setattr(run_module, "_SETTLE_SECONDS", 0.0)
+    steps = [result.batches.count for result in lab.run().rounds if result.batches]
+    assert steps == ([12, 12] if settling_looks == 2 else [4, 4])
+
+
 def test_rounds_continue_until_the_stopping_rule_is_met(lab: Lab) -> None:
     plan = dataclasses.replace(ONE_ROUND, stopping=StoppingRule(None, max_rounds=3))
     comparison = lab.run(plan=plan)
@@ -138,7 +149,9 @@ def test_configurations_that_share_a_server_use_different_tenants(
 
     monkeypatch.setattr(run_module, "change_settings", change)
     sizes = {"a": "8", "b": "16"}
-    configs = [make_configuration(name, max_rolling_batch_size=size) for name, size in sizes.items()]
+    configs = [
+        make_configuration(name, kv_cache_gb="1", max_rolling_batch_size=size) for name, size in sizes.items()
+    ]
     configs.insert(1, make_configuration("other", engine="Python"))
     comparison = lab.run(*configs, plan=Plan((SHORT,), 2, seed=0))
     assert fakes.journal == [
@@ -151,7 +164,7 @@ def test_configurations_that_share_a_server_use_different_tenants(
     started = [variables.get("LMI_ADMIN_TOKEN") for variables in fakes.variables]
     assert started == [*tokens, None, *tokens]
     tenants = {one.headers["X-Tenant-Id"] for life in fakes.lives["b"] for one in life.seen}
-    assert tenants == {"compare-0", "compare-2"}
+    assert sorted(tenant.rpartition("-")[2] for tenant in tenants) == ["0", "2"]
 
 
 def test_running_servers_are_measured_but_not_stopped(lab: Lab) -> None:
@@ -169,6 +182,12 @@ def test_running_servers_are_measured_but_not_stopped(lab: Lab) -> None:
     assert same is not None
     assert (same.num_requests, same.num_identical) == (3, 3)
     assert not server.over.is_set()
+    # The server may still have the prompts of the first comparison in its prefix cache, but only for their tenants.
+    earlier = {one.headers["X-Tenant-Id"] for one in server.seen}
+    count = len(server.seen)
+    lab.run(*configs, start=server_starter({}))
+    assert not earlier & {one.headers["X-Tenant-Id"] for one in server.seen[count:]}
+    assert len(earlier) == 2
     server.kill()
 
 

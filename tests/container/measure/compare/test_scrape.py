@@ -135,6 +135,9 @@ def test_allocated_slots_exclude_free_and_cached_blocks() -> None:
 def test_a_server_is_idle_if_no_request_runs_or_waits() -> None:
     assert not parse_metrics(_TEXT).idle
     assert parse_metrics(_TEXT.replace("running 3.0", "running 0.0")).idle
+    assert not snapshot({"lmi_requests_running": 0, "lmi_requests_waiting": 1}).idle
+    assert not snapshot({"lmi_engine_up": 0, "lmi_requests_running": 0, "lmi_requests_waiting": 0}).idle
+    assert snapshot({"lmi_engine_up": 1}).idle
 
 
 def test_kv_use_has_mean_peak_and_waste_as_a_share_of_allocated_slots() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from container.measure.compare.attribution import PAGING, SCHEDULING
 from container.measure.compare.summary import TOKENS_PER_SECOND, ratio
+from container.measure.report import charts
 from container.measure.report.charts import plots_by_section
 from container.measure.report.page import write_html
 from container.measure.report.plots import Bar, ratios
@@ -19,6 +21,7 @@ from container.measure.report.svg import SvgRenderer
 from tests.container.measure.compare.made_up import compare_speeds
 from tests.container.measure.report.made_up import (
     SCENARIO,
+    SPEEDS,
     document_of,
     made_up_outputs,
     made_up_steps,
@@ -179,6 +182,27 @@ def test_each_scenario_has_its_own_plots() -> None:
         ("low", 9),
         ("high", 9),
         ("Summary", 0),
+    ]
+
+
+def test_the_waterfall_has_the_parts_of_the_gain_without_their_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[dict[str, float]] = []
+    monkeypatch.setattr(charts.plots, "waterfall", lambda title, factors, caption: drawn.append(factors))
+    list(charts.attribution(read_results(make_document()), SCENARIO))
+    ((scheduling, paging),) = [factors.items() for factors in drawn]
+    assert (scheduling[0], paging[0]) == (SCHEDULING, PAGING)
+    gain = SPEEDS["rolling-paged-8"] / SPEEDS["static-4"]
+    assert scheduling[1] * paging[1] == pytest.approx(gain, rel=1e-3)
+
+
+def test_the_ratios_are_those_of_throughput_first_token_time_per_token_and_latency(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(charts.plots, "ratios", lambda title, groups, caption: drawn.append([*groups]))
+    list(charts.throughput(read_results(make_document()), SCENARIO))
+    assert drawn == [
+        ["output tokens/s", "time to first token p50", "time per output token p50", "latency p90"]
     ]
 
 

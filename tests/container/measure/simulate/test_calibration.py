@@ -75,6 +75,14 @@ def test_exact_times_are_recovered(device: str, trace: Callable[..., Path]) -> N
     assert abs(found.total_error) < 1e-3
 
 
+def test_the_traces_of_two_servers_are_fitted_together(trace: Callable[..., Path], tmp_path: Path) -> None:
+    first = trace(KnownTimes()).rename(tmp_path / "first.jsonl")
+    alone, both = calibrate(first), calibrate(first, trace(KnownTimes()))
+    assert both.coefficients == pytest.approx(TRUE["cpu"], rel=0.02)
+    total = both.num_fitted + both.num_held_out
+    assert (total, both.trace) == (2 * (alone.num_fitted + alone.num_held_out), "first.jsonl, trace.jsonl")
+
+
 def test_on_a_cpu_steps_with_prompts_have_no_constant_cost(trace: Callable[..., Path]) -> None:
     found = calibrate(trace(KnownTimes(device="cuda")))
     assert found.coefficients[1] == 0.0

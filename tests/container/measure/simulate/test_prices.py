@@ -52,6 +52,9 @@ def test_cost_of_a_million_tokens(llama: Path) -> None:
     dollars = 20 + ARRIVAL_SECONDS
     assert per_token.per_million_output_tokens == pytest.approx(dollars / 200 * 1e6)
     assert per_token.per_million_tokens == pytest.approx(dollars / 500 * 1e6)
+    assert replace(per_token, per_million_output_tokens=12.0, per_million_tokens=3.0).describe() == (
+        "12.0 USD per million output tokens, 3.00 USD per million tokens in and out, at 3600 USD an hour (one)"
+    )
     halved = cost(Price("one", 3600.0), simulation, copies=2)
     assert halved.per_million_output_tokens == pytest.approx(dollars / 400 * 1e6)
     no_output = replace(simulation, figures=replace(simulation.figures, output_tokens=0))

@@ -60,6 +60,20 @@ def test_a_long_prompt_is_compute_bound(llama: Path) -> None:
     assert seconds.host > 32 * 10 * 5e-6
 
 
+def test_only_decode_steps_with_graphs_launch_no_kernels_one_by_one(llama: Path) -> None:
+    def host_seconds(counts: list[int], **options: object) -> float:
+        times = Roofline(make_server(llama, **options), H200)  # type: ignore[arg-type]
+        return times.seconds([64] * len(counts), counts, len(counts)).host
+
+    launches = 32 * 10 * 5e-6
+    assert host_seconds([1, 1]) < 0.2 * launches
+    assert host_seconds([1, 1], enforce_eager=True) == pytest.approx(host_seconds([1, 1]) + launches)
+    assert host_seconds([1, 9]) == pytest.approx(host_seconds([1, 1]) + launches)
+    # Eager layers of transformers have 33 kernels.
+    dynamic = host_seconds([1, 1], engine="Python", batch_size=4)
+    assert dynamic == pytest.approx(host_seconds([1, 1]) + 3.3 * launches)
+
+
 def test_ranks_share_the_weights_and_pay_for_all_reduces(falcon: Path) -> None:
     """Falcon-40B: 82.6 GB, an eighth on each rank. Parallel attention and MLP need one all-reduce per layer."""
     on_eight = decode_seconds(falcon, EIGHT, 1, 1, tensor_parallel_degree=8, dtype="fp16")

@@ -18,6 +18,7 @@ from container.measure.bench.scenario import Scenario
 from container.measure.bench.workload import BenchError
 from container.measure.compare import run as run_module
 from container.measure.compare.configurations import Configuration, NamedPath
+from container.measure.compare.live import SharedServer
 from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison, End
 from container.measure.compare.run import ComparisonRunner
@@ -25,7 +26,7 @@ from container.measure.compare.server_process import ReadyServer, ServerFailed
 from container.measure.simulate.server import read_server
 from container.measure.simulate.simulation import simulate
 from container.measure.tune import tune_command
-from container.measure.tune.real_runs import RealRuns, learn_times
+from container.measure.tune.real_runs import RealRuns, TimesOf, learn_times
 from container.measure.tune.space import MAX_PROMPT_TOKENS, MAX_SEQUENCES, SearchSpace
 from container.measure.tune.tune_command import tune
 from container.progress import LogLines
@@ -66,6 +67,10 @@ def make_runs(start: object, tmp_path: Path) -> RealRuns:
     return RealRuns(Plan((SHORT,), 9, 0), {}, MACHINE, None, start, logs, LogLines(io.StringIO()))  # type: ignore[arg-type]
 
 
+def no_skip(name: str, error: Exception) -> None:
+    raise AssertionError(f"{name} was skipped: {error}")
+
+
 class TracedServers(FakeServers):
     """Fake servers that write a step trace of a simulated load."""
 
@@ -88,13 +93,61 @@ def test_step_times_are_fitted_to_the_smallest_and_largest_batches(
     )
     fakes = TracedServers(folder, scenario(20, 40, 20))
     runs = make_runs(fakes, tmp_path)
-    times = learn_times(rolling_space(folder), runs, copies)(read_server(folder, None, this_machine(MACHINE)))
+    times = learn_times(rolling_space(folder), runs, copies, no_skip)(
+        read_server(folder, None, this_machine(MACHINE))
+    )
     assert times.seconds([64] * 8, [1] * 8, 8).device == pytest.approx(0.25)
     # One server ran both: its settings were changed in between.
     assert fakes.journal == ["start file, largest batches", "stop file, largest batches"]
     assert [one["max_rolling_batch_size"] for one in changed] == [2, 32]
     assert [one["max_rolling_batch_prefill_tokens"] for one in changed] == [64, 1024]
     assert runs.num_rounds == 2
+
+
+def test_step_times_are_fitted_to_the_traces_of_both_servers_if_none_can_be_shared(
+    folder: Path, copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        run_module, "shared_servers", lambda configs: [SharedServer(one, (one,)) for one in configs]
+    )
+    runs = make_runs(TracedServers(folder, scenario(20, 40, 20)), tmp_path)
+    times = learn_times(rolling_space(folder), runs, copies, no_skip)(
+        read_server(folder, None, this_machine(MACHINE))
+    )
+    assert "01-file_smallest_batches.jsonl, 02-file_largest_batches.jsonl" in times.describe()
+
+
+def test_the_file_takes_the_place_of_batches_that_are_too_large_to_start(
+    folder: Path, copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[object] = []
+    monkeypatch.setattr(
+        run_module,
+        "change_settings",
+        lambda name, url, token, settings: changed.append(settings["max_rolling_batch_prefill_tokens"]),
+    )
+    skipped: list[tuple[str, str]] = []
+    failing = ["file, largest batches"]
+    fakes = TracedServers(folder, scenario(20, 40, 20))
+
+    def start(config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
+        if config.name in failing:
+            raise ServerFailed(f"{config.name}: option.kv_cache_gb=1 does not fit")
+        return fakes(config, log, variables)
+
+    def learn(folder_name: str) -> TimesOf:
+        space, runs = rolling_space(folder), make_runs(start, tmp_path / folder_name)
+        return learn_times(space, runs, copies, lambda name, error: skipped.append((name, str(error))))
+
+    times = learn("first")(read_server(folder, None, this_machine(MACHINE)))
+    assert times.seconds([64] * 8, [1] * 8, 8).device == pytest.approx(0.25)
+    assert skipped == [(failing[0], f"{failing[0]}: option.kv_cache_gb=1 does not fit")]
+    assert fakes.journal == ["start file, own batches", "stop file, own batches"]
+    assert changed == [64, 256]
+    failing.append("file, own batches")
+    with pytest.raises(ServerFailed, match=r"^file, own batches: option\.kv_cache_gb=1 does not fit$"):
+        learn("second")
+    assert len(skipped) == 1
 
 
 def test_a_load_with_too_few_requests_is_refused(
@@ -107,7 +160,7 @@ def test_a_load_with_too_few_requests_is_refused(
         r" --output-tokens$"
     )
     with pytest.raises(BenchError, match=message):
-        learn_times(rolling_space(folder), runs, copies)
+        learn_times(rolling_space(folder), runs, copies, no_skip)
 
 
 def test_learning_fails_with_the_error_of_the_requests(
@@ -118,12 +171,12 @@ def test_learning_fails_with_the_error_of_the_requests(
     fakes.behaviours["file, largest batches"] = REFUSING
     rolling = rolling_space(folder)
     with pytest.raises(ServerFailed, match=r"^file, smallest batches: 3 of 3 requests failed: HTTP 424"):
-        learn_times(rolling, make_runs(fakes, tmp_path / "rolling"), copies)
+        learn_times(rolling, make_runs(fakes, tmp_path / "rolling"), copies, no_skip)
     write_properties(folder, "engine=Python", "batch_size=2")
     space = SearchSpace(NamedPath("file", folder), "Python", {}, {"batch_size": ("2", "4")})
     fakes = FakeServers({"file": REFUSING})
     with pytest.raises(ServerFailed, match=r"^file: 3 of 3 requests failed: HTTP 424: no such thing$"):
-        learn_times(space, make_runs(fakes, tmp_path / "dynamic"), copies)
+        learn_times(space, make_runs(fakes, tmp_path / "dynamic"), copies, no_skip)
 
 
 def test_too_few_steps_because_of_failed_requests_are_no_lack_of_requests(
@@ -135,7 +188,7 @@ def test_too_few_steps_because_of_failed_requests_are_no_lack_of_requests(
     fakes.behaviours["file, largest batches"] = Behaviour(refuses=lambda body: next(numbers) == 2)
     # The first two requests warm the server up.
     with pytest.raises(ServerFailed, match=r"^file, smallest batches: 1 of 3 requests failed: HTTP 424"):
-        learn_times(rolling_space(folder), make_runs(fakes, tmp_path), copies)
+        learn_times(rolling_space(folder), make_runs(fakes, tmp_path), copies, no_skip)
 
 
 def test_the_complete_rounds_are_kept_when_a_server_fails(folder: Path, copies: Path, tmp_path: Path) -> None:
@@ -145,7 +198,7 @@ def test_the_complete_rounds_are_kept_when_a_server_fails(folder: Path, copies: 
     comparison = runs.run([file], 2)
     assert (comparison.end, comparison.num_rounds, runs.num_rounds) == (End.SERVER_FAILED, 2, 2)
     with pytest.raises(ServerFailed, match=r"^file: the server exited with code 1$"):
-        learn_times(SearchSpace(file, "Python", {}, {"batch_size": ("2", "4")}), runs, copies)
+        learn_times(SearchSpace(file, "Python", {}, {"batch_size": ("2", "4")}), runs, copies, no_skip)
 
 
 def test_a_stop_signal_discards_complete_rounds(
@@ -177,7 +230,7 @@ def test_dynamic_batching_is_scaled_to_the_measured_time_per_token(
     space = SearchSpace(NamedPath("file", folder), "Python", {}, {"batch_size": ("2", "4")})
     runs = make_runs(FakeServers(), tmp_path)
     server = read_server(folder, None, this_machine(MACHINE))
-    times = learn_times(space, runs, copies)(server)
+    times = learn_times(space, runs, copies, no_skip)(server)
     assert "all times" in times.describe()
     assert "the measured time per token of file" in times.describe()
     (scenario,) = runs.plan.scenarios

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from engines.models.config import UnsupportedModel
 from engines.models.foreign.description import describe
 from engines.models.foreign.split import SplitPlan, TensorSplit, why_not_split
+from engines.models.tensor_files import BadCheckpoint
 from engines.partition import Shard
 from tests.engines.models.conftest import LoneRank
 from tests.support.foreign_models import foreign_runner, save_foreign
@@ -177,6 +178,28 @@ def test_weight_bytes_predicts_the_weights_of_rank_0(name: str, degree: int, tmp
     assert describe(tmp_path).weight_bytes(4, degree) == runner.report.owned_bytes
 
 
+def test_shapes_that_differ_from_config_json_are_reported_when_the_model_is_loaded(tmp_path: Path) -> None:
+    save_foreign(tmp_path, "starcoder2")
+    whole = describe(tmp_path).weight_bytes(4)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_key_value_heads": 2}))
+    assert describe(tmp_path).weight_bytes(4, 2) < whole
+    with pytest.raises(BadCheckpoint, match=r"k_proj.weight' has 24.* and .*v_proj.weight' has 24"):
+        foreign_runner(tmp_path, LoneRank(0, 2))
+
+
+def test_layers_of_multi_token_prediction_are_not_counted(tmp_path: Path) -> None:
+    save_foreign(tmp_path, "glm4_moe")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    last = {name: each for name, each in tensors.items() if ".layers.1." in name}
+    for further in ("layers.2", "mtp.layers.0", "mtp_block.0"):
+        tensors |= {name.replace("layers.1", further): each.clone() for name, each in last.items()}
+    tensors["model.layers.2.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, file, {"format": "pt"})
+    assert describe(tmp_path).weight_bytes(4) == foreign_runner(tmp_path).report.owned_bytes
+
+
 def test_an_untied_embedding_and_norms_are_not_int8(tmp_path: Path) -> None:
     folder = _write(tmp_path)
     shapes = {"model.embed_tokens": (100, 64), "lm_head": (100, 64), "model.norm": (64,)}
@@ -233,3 +256,5 @@ def test_a_plan_that_does_not_split_attention_allows_one_rank_only() -> None:
     assert "no tensor-parallel plan" in why_not_split(None)
     assert "latent" in why_not_split({"layers.*.self_attn.kv_b_proj": "colwise"})
     assert "does not split its attention" in why_not_split({"layers.*.mlp.gate_proj": "colwise"})
+    for name in ("attention.query_key_value", "self_attn.qkv_proj"):
+        assert f"{name} as colwise" in why_not_split({f"layers.*.{name}": "colwise"})
