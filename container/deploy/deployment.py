@@ -12,14 +12,15 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from container.deploy import CannotDeploy, variables
 from container.deploy.variables import ShellSecret, Value
 from container.explain import hardware
-from container.explain.hardware import Instance
+from container.explain.check import check
+from container.explain.hardware import Instance, NoSuchHardwareError
 from container.explain.prediction.memory import gigabytes
 from container.explain.prediction.startup import (
     HOST_IMAGE,
@@ -30,9 +31,11 @@ from container.explain.prediction.startup import (
     start_from_files,
     volume_gb,
 )
+from container.explain.target import instance_target
 from container.models import files as model_files
 from container.models.errors import ModelNotAvailable
 from container.models.files.bundled import BUNDLED_MODEL
+from container.run import launch
 from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.loader import examine
 from lmi_server.properties.problems import PropertiesError
@@ -128,14 +131,17 @@ class Deployment:
 def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool = False) -> Deployment:
     """Plan a new endpoint, or with `update` a change of a running one. May list the model's files in S3 or on the Hub.
 
+    A variant that the instance cannot serve is refused, as far as the files on this disk show it.
+
     Raises: PropertiesError, CannotDeploy.
     """
     _validate(endpoint, variants)
     calls, rows, notes = [], [], []
     for variant in variants:
         config, environment = _settings(variant, endpoint)
-        start, note = _start(config, endpoint)
-        notes.append(f"variant {variant.name}: {note}")
+        source = _source(config, endpoint)
+        start, note = _start(source, endpoint)
+        notes += [f"variant {variant.name}: {text}" for text in (note, *_check(variant, source, endpoint))]
         model = _model(endpoint, environment)
         model_name = _name_with_digest(f"{endpoint.name}-{variant.name}", model)
         calls.append(ApiCall("create_model", {"ModelName": model_name, **model}))
@@ -175,8 +181,7 @@ def _retained(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> dict[s
 
 def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, dict[str, Value]]:
     """Return the configuration of a variant, and the environment variables that pass it to the container."""
-    environ = {name: str(value) for name, value in endpoint.environment.items()}
-    found = examine(variant.path, environ)
+    found = examine(variant.path, _environ(endpoint))
     if found.loaded is None:
         raise PropertiesError(tuple(found.problems))
     config = found.loaded.config
@@ -201,11 +206,37 @@ def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, 
     return config, environment
 
 
-def _start(config: LmiConfig, endpoint: EndpointSpec) -> tuple[StartPrediction | None, str]:
+def _environ(endpoint: EndpointSpec) -> dict[str, str]:
+    return {name: str(value) for name, value in endpoint.environment.items()}
+
+
+def _source(config: LmiConfig, endpoint: EndpointSpec) -> ModelSource:
+    """Return the location of the model: that of the configuration if it is on this disk, else --model-data."""
+    if endpoint.model_data is not None and model_files.locate(config.source) is None:
+        return replace(config.source, model_id=endpoint.model_data.removeprefix("file://"))
+    return config.source
+
+
+def _check(variant: VariantSpec, source: ModelSource, endpoint: EndpointSpec) -> tuple[str, ...]:
+    """Check a variant for the instance. Returns notes for users. Raises: CannotDeploy."""
+    instance, environ = endpoint.instance.name, _environ(endpoint)
+    try:
+        target = instance_target(instance)
+    except NoSuchHardwareError as error:
+        return (f"not checked for the instance: {error}",)
+    allowed = launch.remote_code_allowed(environ)
+    report = check(
+        variant.path, environ, target.machine, allow_remote_code=allowed, target=target, source=source
+    )
+    if report.reasons:
+        reasons = "; ".join(report.reasons)
+        raise CannotDeploy(f"variant {variant.name}: {instance} cannot serve {variant.path}: {reasons}")
+    unknown = f"whether {instance} can serve the model is unknown; `lmi check` finds out with --instance and --remote"
+    return (*report.warnings, *([unknown] if report.unknown else []))
+
+
+def _start(source: ModelSource, endpoint: EndpointSpec) -> tuple[StartPrediction | None, str]:
     """Predict the start of a variant, None if the size of its model is unknown. Also returns a note for users."""
-    source = config.source
-    if endpoint.model_data is not None and model_files.locate(source) is None:
-        source = ModelSource(endpoint.model_data.removeprefix("file://"))
     try:
         start = start_from_files(model_files.size(source), endpoint.instance.network)
     except ModelNotAvailable as error:

@@ -15,7 +15,7 @@ from container.explain.lines import decided, explain_lines
 from container.explain.prediction.memory import predict_dynamic, predict_rolling, read_model
 from container.explain.prediction.startup import platform_advice, predict_start
 from container.explain.report import CheckReport
-from container.explain.resolve import CannotServe, Resolved, obstacles, resolve
+from container.explain.resolve import CannotServe, Resolved, missing_modules, obstacles, resolve
 from container.explain.resolve.weights import count_parameters
 from container.explain.target import ServingTarget, this_machine
 from container.machine import Machine
@@ -54,12 +54,14 @@ def check(
     target: ServingTarget | None = None,
     describe: Locate = described_in_cache,
     length: int | None = None,
+    source: ModelSource | None = None,
 ) -> CheckReport:
     """Examine `path`, a serving.properties or its folder, for this machine or for `target`.
 
     locate: finds a model's files on this disk; cheap, and opens no connection.
     describe: finds config.json, and possibly weight headers, of a model that is not on this disk.
     length: tokens per request, to predict the number of concurrent requests; defaults to option.max_model_len.
+    source: location of the model on this machine or in S3, if it is not that of the configuration.
     """
     target = target or this_machine(machine)
     found = examine(path, environ, lenient)
@@ -78,6 +80,7 @@ def check(
         report.reasons = (f"the configuration has {count} problem{'s' if count > 1 else ''}",)
     else:
         config = found.loaded.config
+        config = replace(config, source=source or config.source)
         folder = locate(config.source) if config.handler is None else None
         config_folder = folder or (describe(config.source) if config.handler is None else None)
         plan = _decide(report, config, folder, config_folder, target.machine, allow_remote_code)
@@ -174,6 +177,8 @@ def _judge(
 ) -> None:
     """Compare predicted needs with the target. On this machine a shortage only warns, since the server measures."""
     report.advice = tuple(platform_advice(config, report.start, target))
+    if target.named:  # here they are reasons
+        report.warnings += missing_modules(config)
     if report.memory is not None and report.memory.shortage:
         shortage = f"the model does not fit: {report.memory.shortage}"
         if target.named:
@@ -181,13 +186,12 @@ def _judge(
         else:
             report.warnings += (shortage,)
     if folder is None and config.handler is None and not report.reasons:
-        if target.named and config_folder is None:
-            report.reasons += (
-                "the model is not on this disk, so its memory use is unknown; --remote reads its config.json (and, for"
-                " S3, the headers of its weight files) over the network",
-            )
-        else:
+        if config_folder is not None:
             report.notes += ("the model's files are not on this disk, so they were not checked",)
+        elif model_files.is_fetched(config.source):
+            report.unknown = "the model is not on this disk; --remote reads its config.json"
+        else:
+            report.unknown = "the model is not prepared yet; `lmi prepare` prepares it"
     device, engine = target.device, plan and plan.config
     if device is None:
         return

@@ -52,20 +52,25 @@ class CheckReport:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
-    """Reasons why the target cannot serve the model; empty if it can."""
+    """Reasons why the target cannot serve the model; empty if it can, or if that is unknown."""
+    unknown: str = ""
+    """Why nothing is known about the model, so that it was not checked; empty if it was."""
     named: bool = False
     """Whether the command line names the hardware."""
 
     @property
-    def can_serve(self) -> bool:
-        return not self.reasons
+    def can_serve(self) -> bool | None:
+        """Whether the target can serve the model; None if that is unknown."""
+        if self.reasons:
+            return False
+        return None if self.unknown else True
 
     @property
     def exit_code(self) -> int:
         """0 for a valid configuration, even if this machine cannot serve it. Named hardware must be able to."""
         if self.problems:
             return EXIT_INVALID_FILE
-        return EXIT_CANNOT_SERVE if self.named and self.reasons else EXIT_OK
+        return EXIT_CANNOT_SERVE if self.named and not self.can_serve else EXIT_OK
 
     def as_object(self) -> dict[str, Any]:
         """Return all fields, `can_serve` and `exit_code`."""
@@ -76,7 +81,7 @@ class CheckReport:
         return json.dumps(self.as_object(), indent=2)
 
     def render(self) -> str:
-        """Return plain text that ends with a line such as `can serve here: yes` or `can serve here: no: why`."""
+        """Return plain text that ends with `verdict`."""
         parts = [self.path, f"{self.target}: {self.machine}"]
         if self.lines:
             parts += ["", "The file, line by line"]
@@ -98,9 +103,10 @@ class CheckReport:
 
     @property
     def verdict(self) -> str:
-        """One line: whether the target can serve the model, and if not, why."""
+        """One line, such as `can serve here: yes`, `can serve here: no: why` or `can serve here: unknown: why`."""
         where = f"on {self.target}" if self.named else "here"
-        return f"can serve {where}: " + (f"no: {'; '.join(self.reasons)}" if self.reasons else "yes")
+        answer = f"unknown: {self.unknown}" if self.unknown else "yes"
+        return f"can serve {where}: " + (f"no: {'; '.join(self.reasons)}" if self.reasons else answer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ _logger = logging.getLogger(__name__)
 
 Predict = Callable[[Path, Room], MemoryNeed]
 """Predicts the memory of the model in a folder, given the available room. Raises BadModel."""
-Start = Callable[[Path, MemoryNeed], LocalServer]
-"""Starts the server of the model in a folder, without waiting until it is ready."""
+Start = Callable[[str, Path, MemoryNeed], LocalServer]
+"""Starts the server of the model with a name and a folder, without waiting until it is ready."""
 
 
 @dataclass(slots=True)
@@ -276,7 +276,7 @@ class ModelManager:
         """Start the server of a model, whose memory is reserved, and wait until it is ready. Raises NotHealthy."""
         with self._changed:
             self._refuse_when_stopped(model)
-            server = model.server = self._start(model.folder, need)
+            server = model.server = self._start(model.name, model.folder, need)
         try:
             server.wait_healthy(self._loading_limit, model.stopping)
             with self._changed:

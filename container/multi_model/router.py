@@ -19,6 +19,7 @@ from container.multi_model.served_model import MemoryNeed
 from container.run import launch
 from container.run.local_server import LocalServer, serve_command
 
+_STEP_TRACE = "OPTION_STEP_TRACE"
 _PLATFORM_LOADING_SECONDS = 360.0
 """How long SageMaker waits for a model to load."""
 
@@ -35,11 +36,12 @@ def make_router(config_path: str) -> Flask:
     def predict(folder: Path, room: Room) -> MemoryNeed:
         return predict_need(folder, environ, room.machine, config.lenient, config.allow_remote_code)
 
-    def start(folder: Path, need: MemoryNeed) -> LocalServer:
+    def start(name: str, folder: Path, need: MemoryNeed) -> LocalServer:
         flags = ["--lenient"] * config.lenient + ["--allow-remote-code"] * config.allow_remote_code
         kv_cache = {"OPTION_KV_CACHE_GB": need.kv_cache_gb} if need.kv_cache_gb else {}
         command = [*serve_command(folder), *flags]
-        return LocalServer.start("the model's server", command, {**environ, **kv_cache})
+        trace = {_STEP_TRACE: own_trace(environ[_STEP_TRACE], name)} if _STEP_TRACE in environ else {}
+        return LocalServer.start("the model's server", command, {**environ, **kv_cache, **trace})
 
     folders = {name: Path(folder) for name, folder in config.folders.items()}
     account = MemoryAccount(environ, config.memory_limit, config.memory_reserved)
@@ -54,3 +56,9 @@ def make_router(config_path: str) -> Flask:
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the models' servers, each of which serves one model on its own port."""
     return {name: value for name, value in environ.items() if name not in (MULTI_MODEL, launch.BIND_TO_PORT)}
+
+
+def own_trace(path: str, model: str) -> str:
+    """Return the path of a model's own step trace. A path that is not valid is not changed."""
+    trace = Path(path)
+    return str(trace.with_stem(f"{trace.stem}-{model}")) if trace.suffix == ".jsonl" else path

@@ -15,9 +15,6 @@ _REASONS = {
     REQUIREMENTS: "packages are only installed for a handler (model.py); install them into the image",
     _ADAPTERS: "LoRA adapters are not supported yet",
 }
-_NO_HANDLER = (
-    "it defines no function handle (option.handler), no @prediction_handler, no predict_fn and no formatter"
-)
 
 
 def unused_files(
@@ -38,8 +35,14 @@ def unused_files(
         if _is_present(folder / name) and folder != invalid
     ]
     reasons = {place: _REASONS[place.name] for place in found}
+    misnamed = None
     if code is not None and code.supplies is Supplies.NOTHING:
-        reasons[code.path] = _NO_HANDLER
+        # `code.path` is absolute, and the user may have typed a relative path.
+        misnamed = next((place for place in found if place.resolve() == code.path), code.path)
+        reasons[misnamed] = (
+            f"it defines no function {code.function} (option.handler), no @prediction_handler, no predict_fn and no"
+            " formatter"
+        )
     elif code is not None:
         used = [path for path in (code.path, code.requirements) if path is not None]
         # An identical copy of a used file in the model's folder has no effect.
@@ -54,6 +57,7 @@ def unused_files(
             "",
             "",
             f"not used here: {reason}; remove it (--lenient or LMI_LENIENT=true ignores it)",
+            nearest=code.nearest if code is not None and place == misnamed else "",
         )
         for place, reason in reasons.items()
     ]

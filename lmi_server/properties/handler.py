@@ -13,6 +13,7 @@ from lmi_server.properties.handler_code import HandlerCode, read_code
 from lmi_server.properties.option import OptionValue
 from lmi_server.properties.options import by_name
 from lmi_server.properties.problems import Problem, Source
+from lmi_server.values.nearest import nearest
 
 MODEL_FILE = "model.py"
 REQUIREMENTS = "requirements.txt"
@@ -63,6 +64,10 @@ class HandlerFile:
     supplies: Supplies
     requirements: Path | None
     """Path of the folder's requirements.txt, or None."""
+    function: str
+    """Function that is to answer requests (option.handler)."""
+    nearest: str = ""
+    """Name in the file that is nearest to `function`, if the file supplies nothing."""
     formatters: tuple[str, ...] = ()
     """Roles of the formatters that the file marks with decorators. Empty if the file supplies a handler."""
     notes: tuple[str, ...] = ()
@@ -94,16 +99,17 @@ def find(settings: Collection[RawSetting], folder: Path, problems: list[Problem]
     if built_in.endswith(_PREDICTORS) and not code.predicts(function):
         problems.append(not_included)
         return None
-    file = _classify(code, function, built_in, HandlerFile(path, source, Supplies.NOTHING, requirements))
+    file = HandlerFile(path, source, Supplies.NOTHING, requirements, function)
+    file = _classify(code, built_in, file)
     if file.supplies in (Supplies.HANDLER, Supplies.FORMATTERS) and code.import_errors:
         problems += [Problem(source, key, name, error) for error in code.import_errors]
         return None
     return file
 
 
-def _classify(code: HandlerCode, function: str, built_in: str, file: HandlerFile) -> HandlerFile:
+def _classify(code: HandlerCode, built_in: str, file: HandlerFile) -> HandlerFile:
     """Return the file with what it supplies. `built_in`: the built-in entry point, or empty."""
-    has_handler = code.has_handler(function)
+    has_handler = code.has_handler(file.function)
     calls_handler = not built_in or built_in.endswith(_CALLS_HANDLER)
     notes: tuple[str, ...] = ()
     if has_handler and built_in:
@@ -116,8 +122,10 @@ def _classify(code: HandlerCode, function: str, built_in: str, file: HandlerFile
         return replace(file, supplies=Supplies.HANDLER, notes=notes)
     if code.formatters:
         return replace(file, supplies=Supplies.FORMATTERS, formatters=code.formatters, notes=notes)
-    supplies = Supplies.UNUSED_HANDLER if has_handler else Supplies.NOTHING
-    return replace(file, supplies=supplies, requirements=None, notes=notes)
+    supplies, near = Supplies.UNUSED_HANDLER, ""
+    if not has_handler:
+        supplies, near = Supplies.NOTHING, nearest(file.function, code.names)
+    return replace(file, supplies=supplies, requirements=None, notes=notes, nearest=near)
 
 
 def split(settings: Collection[RawSetting]) -> tuple[list[RawSetting], dict[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,11 @@ class HandlerCode:
     """Names bound at module level, and names of the decorators used there."""
     import_errors: tuple[str, ...]
     """Reasons why imports at module level fail, with their lines."""
+    imports: Mapping[str, int]
+    """Line by name of the top-level modules that the file imports in any case, in this order.
+
+    Ends at the first statement that may install a package or change `sys.path`.
+    """
 
     @property
     def formatters(self) -> tuple[str, ...]:
@@ -54,7 +59,10 @@ def read_code(path: Path) -> HandlerCode:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         place = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
         raise ValueError(f"is not valid Python: {place}{error.args[0] if error.args else ''}") from None
-    return HandlerCode(frozenset(_names(tree.body)), tuple(_import_errors(tree.body)))
+    imports: dict[str, int] = {}
+    for name, line in _imports(tree.body):
+        imports.setdefault(name, line)
+    return HandlerCode(frozenset(_names(tree.body)), tuple(_import_errors(tree.body)), imports)
 
 
 def _names(body: Collection[ast.stmt]) -> Iterator[str]:
@@ -99,3 +107,21 @@ def _import_errors(body: Collection[ast.stmt]) -> Iterator[str]:
             case ast.ImportFrom(module=str(module), level=0):
                 names = [module]
         yield from (f"line {node.lineno}: {error}" for name in names if (error := import_error(name)))
+
+
+def _imports(body: Collection[ast.stmt]) -> Iterator[tuple[str, int]]:
+    """Yield the top-level modules, with their lines, that are imported before anything is called."""
+    for node in body:
+        match node:
+            case ast.Import(names=aliases):
+                yield from ((alias.name.partition(".")[0], node.lineno) for alias in aliases)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module.partition(".")[0], node.lineno
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                pass
+            case _ if any(_may_change_path(inner) for inner in ast.walk(node)):
+                return
+
+
+def _may_change_path(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) or (isinstance(node, ast.Attribute) and node.attr == "path")

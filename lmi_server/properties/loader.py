@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmi_server.config import LmiConfig, ModelSource, holds_model
+from lmi_server.config import MODEL_MOUNT, LmiConfig, ModelSource, holds_model
 from lmi_server.properties import environment, grammar, handler, other_servers, rules, secure_mode
 from lmi_server.properties.environment import Rank, RawSetting
 from lmi_server.properties.examination import EffectiveValue, Examination, Loaded
@@ -62,6 +62,7 @@ def examine(path: Path, environ: Mapping[str, str], lenient: bool = False) -> Ex
     for option, candidates in known.values():
         resolve_option(option, candidates, found)
     _require_model(found, environ)
+    _refuse_archive(found)
     _report_unused(_not_for_user_code(unknown, found), found, lenient or environment.is_lenient(environ))
     batching = rules.apply(found.values, found.handler is not None)
     found.problems += batching.problems
@@ -122,13 +123,15 @@ def _of_one_model(settings: list[RawSetting], found: Examination) -> list[RawSet
 
 
 def _read_file(path: Path) -> Examination:
-    file = path / FILE_NAME if path.is_dir() else path
-    found = Examination(file, path if path.is_dir() else file.parent)
+    # In a container the mount exists. Elsewhere it counts as empty, because the environment may name a model.
+    is_folder = path.is_dir() or path == MODEL_MOUNT
+    file = path / FILE_NAME if is_folder else path
+    found = Examination(file, path if is_folder else file.parent)
     if file.name.endswith(_ARCHIVES):
         found.file_problem(file, "archives are not supported; unpack it and pass the folder")
         return found
     if not file.exists():
-        if not path.is_dir():
+        if not is_folder:
             found.file_problem(path, missing_path(path))
         return found
     try:
@@ -226,7 +229,17 @@ def _require_model(found: Examination, environ: Mapping[str, str]) -> None:
     if found.file.exists() or found.problems or found.handler or "option.model_id" in found.values:
         return
     if not holds_model(found.folder):
-        found.file_problem(found.folder, no_model(found.folder) + other_servers.unread_model(environ))
+        explain = no_model if found.folder.is_dir() else missing_path
+        found.file_problem(found.folder, explain(found.folder) + other_servers.unread_model(environ))
+
+
+def _refuse_archive(found: Examination) -> None:
+    """Report an archive of a model. A handler may unpack one itself, but from S3 it gets the files below a prefix."""
+    model = found.values.get("option.model_id")
+    name = str(model.value) if model is not None else ""
+    fetched = name.startswith("s3://") or found.handler is None
+    if model is not None and fetched and name.endswith(_ARCHIVES) and not _model_folders(found)[-1].is_dir():
+        found.problems.append(model.problem("archives are not supported; unpack it and name the folder"))
 
 
 def _model_folders(found: Examination) -> list[Path]:

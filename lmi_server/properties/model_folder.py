@@ -43,7 +43,7 @@ def missing_path(path: Path) -> str:
     )
     if not _HUB_ID.fullmatch(str(path)) or path.parent.exists():
         return text
-    return f"{text}; for a model of the Hugging Face Hub: mkdir model && HF_MODEL_ID={path} lmi serve model"
+    return f"{text}; for a model of the Hugging Face Hub: HF_MODEL_ID={path} lmi serve"
 
 
 def no_model(folder: Path) -> str:

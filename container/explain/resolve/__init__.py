@@ -9,17 +9,20 @@ from pathlib import Path
 
 from container.explain.resolve import copies, dynamic, handler, rolling, shared_memory
 from container.explain.resolve.decisions import CannotServe, Decisions, Resolved
-from container.machine import Machine
+from container.explain.resolve.handler import missing_modules
+from container.machine import THIS_MACHINE, Machine
 from engines.config import EngineConfig
 from lmi_server.config import LmiConfig
 
-__all__ = ["CannotServe", "Resolved", "obstacles", "resolve"]
+__all__ = ["CannotServe", "Resolved", "missing_modules", "obstacles", "resolve"]
 
 
 def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
     """Return the reasons why `machine` cannot serve this configuration, without looking at the model's files."""
+    # Another machine's environment is unknown.
+    missing = missing_modules(config) if machine.name == THIS_MACHINE else ()
     if config.handler is not None:
-        return tuple(handler.obstacles(config, machine))
+        return (*handler.obstacles(config, machine), *missing)
     options, rolls = config.options, config.engine == "MPI"
     engine = rolling if rolls else dynamic
     count, degree = copies.num_copies(options, machine), options.tensor_parallel_degree
@@ -31,7 +34,7 @@ def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
     lack = shared_memory.shortage(degree if rolls and isinstance(degree, int) else 1, machine, count)
     if "input_formatter" in config.formatter_roles:
         found += handler.body_obstacles(config, "an input formatter")
-    return tuple(filter(None, (*found, machine.cpu_kernels_problem, lack)))
+    return tuple(filter(None, (*found, *missing, machine.cpu_kernels_problem, lack)))
 
 
 def _do_not_fit(count: int, machine: Machine, reason: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from container.explain.resolve.decisions import CannotServe, Decisions, batching
 from container.machine import Machine
 from engines.config import HandlerEngineConfig, HandlerSettings, ModelSettings, ParallelConfig
+from engines.python.handlers.djl_modules import IF_MISSING, PACKAGE
 from lmi_server.config import LmiConfig, UserHandler
+from lmi_server.properties.handler_code import read_code
 
 _MAX_BODY_BYTES = 128 * 1024 * 1024
 """Limit of a request's body, which is sent between processes as one message."""
@@ -23,6 +27,28 @@ def obstacles(config: LmiConfig, machine: Machine) -> Iterator[str]:
         has = machine.gpu_count or "none"
         yield f"option.tensor_parallel_degree={degree} gives each worker {degree} GPUs; {machine.name} has {has}"
     yield from body_obstacles(config, "a handler")
+
+
+def missing_modules(config: LmiConfig) -> tuple[str, ...]:
+    """Return why a handler or formatters cannot be imported here, for each missing module. Runs none of their code."""
+    user = config.handler or config.formatter
+    if user is None or user.requirements:
+        return ()
+    folders = [config.source.model_dir, str(Path(user.file).parent)]
+    missing = []
+    for name, line in read_code(Path(user.file)).imports.items():
+        if PathFinder.find_spec(name, folders) is not None:
+            break  # a module of the user, which may change sys.path
+        if name != PACKAGE and not _is_installed(name):
+            missing.append(f"{user.file}: line {line}: the module {name} is missing; {IF_MISSING}")
+    return tuple(missing)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # it is loaded, but not from a file, such as __main__
+        return True
 
 
 def body_obstacles(config: LmiConfig, receiver: str) -> Iterator[str]:

@@ -224,7 +224,7 @@ def _cache(options: EngineOptions, machine: Machine, device: str, decisions: Dec
     elif device == "cpu":
         kv_bytes = min(4 * _GIB, machine.memory_available_bytes // 4)
         free = machine.memory_available_bytes / _GIB
-        why = f"the smaller of 4 and a quarter of the free memory, {free:.1f} GiB"
+        why = f"the smaller of 4 and a quarter of the {free:.1f} GiB that are free"
         decisions.record(name, f"{kv_bytes / _GIB:.3g}", why)
     else:
         decisions.record(

@@ -183,7 +183,7 @@ def _read(
     report = checking.check(
         named.path, environ, machine, lambda source: model.folder, allow_remote_code=allowed
     )
-    if not report.can_serve:
+    if report.reasons:
         raise CannotServe("; ".join(report.reasons))
     return Configuration(
         name=named.name,

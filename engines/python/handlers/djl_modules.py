@@ -1,4 +1,5 @@
-"""Modules of LMI's package `djl_python`: those that `engines/python/compat` provides, and advice about the others."""
+"""Modules that handlers import: those of LMI's package `djl_python` that `engines/python/compat` provides, and advice
+about the others."""
 
 from __future__ import annotations
 
@@ -31,6 +32,8 @@ _ADVICE = {
     "stable_diffusion_inf2": "load the pipeline of diffusers in the handler's first call",
 }
 """Advice on what to do instead, by name of the imported module."""
+IF_MISSING = "install it into the image or list it in requirements.txt"
+"""Advice about a module outside of `djl_python` that is missing."""
 
 
 def import_error(name: str) -> str:

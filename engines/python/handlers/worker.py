@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engines.config import HandlerEngineConfig
 from engines.process import die_with_parent, outlive_sigterm, process_age
+from engines.python.handlers.djl_modules import IF_MISSING
 from engines.python.handlers.messages import ToWorker
 from engines.python.link import Link
 from engines.python.messages import Ready
@@ -42,14 +43,17 @@ def _load(arguments: argparse.Namespace, link: Link[ToWorker]) -> Serve:
     # Each worker sees only its own GPUs, so its first GPU is always number 0.
     device_id = "0" if config.parallel.device == "cuda" else "-1"
     properties = {**config.handler.properties, "model_dir": str(folder), "device_id": device_id}
-    module = load_module(Path(config.handler.file), folder, config.handler.module)
-    handler = find_handler(module, config.handler.function, properties)
-    calls = (
-        AsyncCalls(handler, link, properties)
-        if isinstance(handler, AsyncHandler)
-        else Calls(handler, link, properties)
-    )
-    calls.load()
+    try:
+        module = load_module(Path(config.handler.file), folder, config.handler.module)
+        handler = find_handler(module, config.handler.function, properties)
+        calls = (
+            AsyncCalls(handler, link, properties)
+            if isinstance(handler, AsyncHandler)
+            else Calls(handler, link, properties)
+        )
+        calls.load()
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}; {IF_MISSING}") from error
     seconds = {"imports": imported, "handler": process_age() - imported}
     link.send(
         Ready(config.parallel.device, seconds, isinstance(handler, AsyncHandler), handler.takes_batches)

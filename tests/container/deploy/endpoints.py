@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from botocore.exceptions import ClientError
 
 from container.deploy.deployment import Deployment, EndpointSpec, VariantSpec, plan
 from container.explain import hardware
+from tests.container.explain.questions import SHAPE
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-server:cuda"
 ROLE = "arn:aws:iam::123456789012:role/lmi-execution"
@@ -17,6 +19,7 @@ MODEL_DATA = "s3://my-bucket/llama/"
 GPU = hardware.instance("ml.g5.48xlarge")
 CPU = hardware.instance("ml.c7i.4xlarge")
 GB = 10**9
+_HEADER_BYTES = 200
 
 
 def write_properties(folder: Path, *lines: str) -> Path:
@@ -26,10 +29,16 @@ def write_properties(folder: Path, *lines: str) -> Path:
 
 
 def write_model(folder: Path, *lines: str, num_bytes: int = 16 * GB) -> Path:
-    """Write a model folder with a serving.properties and a sparse weights file of this size."""
+    """Write a small model's folder with a serving.properties and a sparse weights file of this size."""
     write_properties(folder, *lines)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(
+        json.dumps({**SHAPE, "num_attention_heads": 8, "num_key_value_heads": 8})
+    )
+    (folder / "tokenizer.json").write_text("{}")
+    size = num_bytes - _HEADER_BYTES - 8
+    header = json.dumps({"weight": {"dtype": "I8", "shape": [size], "data_offsets": [0, size]}})
     with (folder / "model.safetensors").open("wb") as file:
+        file.write(_HEADER_BYTES.to_bytes(8, "little") + header.ljust(_HEADER_BYTES).encode())
         file.truncate(num_bytes)
     return folder
 

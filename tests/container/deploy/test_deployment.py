@@ -224,3 +224,47 @@ def test_the_waiter_waits_longer_than_all_timeouts(tmp_path: Path) -> None:
 def test_errors_in_serving_properties_are_reported(tmp_path: Path) -> None:
     with pytest.raises(PropertiesError, match=r"option\.paged_attention"):
         planned(write_properties(tmp_path, "option.paged_atention=true"))
+
+
+@pytest.mark.parametrize("model_data", ["s3://my-bucket/llama/", "file://{model}/"])
+@pytest.mark.parametrize(
+    ("line", "instance", "reason"),
+    [
+        ("option.tensor_parallel_degree=4", "ml.g5.xlarge", "needs 4 GPUs; ml.g5.xlarge has 1"),
+        ("option.quantize=int8", "ml.g5.xlarge", "option.quantize=int8"),
+        ("option.kv_cache_gb=500", "ml.c7i.xlarge", "option.kv_cache_gb=500 exceeds the free memory"),
+        ("option.max_model_len=16384", "ml.g5.xlarge", "16384"),
+    ],
+)
+def test_what_the_instance_cannot_serve_is_rejected(
+    line: str, instance: str, reason: str, model_data: str, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model", num_bytes=GB)
+    folder = model if model_data.startswith("s3") else tmp_path / "config"
+    write_properties(folder, line)
+    target = hardware.instance(instance)
+    with pytest.raises(CannotDeploy, match=f"variant AllTraffic: {instance} cannot serve .*{reason}"):
+        planned(folder, instance=target, model_data=model_data.format(model=model))
+
+
+def test_a_model_that_is_not_on_this_disk_is_checked_as_far_as_possible(tmp_path: Path) -> None:
+    notes = planned(write_properties(tmp_path, "engine=MPI")).notes
+    assert any("whether ml.g5.48xlarge can serve the model is unknown; `lmi check`" in note for note in notes)
+    with pytest.raises(CannotDeploy, match="needs 16 GPUs"):
+        planned(write_properties(tmp_path, "option.tensor_parallel_degree=16"))
+
+
+def test_an_instance_of_unknown_size_is_noted(tmp_path: Path) -> None:
+    notes = planned(write_model(tmp_path, num_bytes=GB), instance=hardware.instance("ml.t2.medium")).notes
+    assert any("not checked for the instance: " in note for note in notes)
+
+
+def test_the_modules_and_permissions_of_a_handler_are_checked(tmp_path: Path) -> None:
+    folder = write_properties(tmp_path, "engine=Python")
+    (folder / "model.py").write_text("import no_such\ndef handle(inputs): ...\n")
+    notes = planned(folder).notes
+    assert any("the module no_such is missing" in note for note in notes), "the image may have it"
+    (folder / "requirements.txt").write_text("no-such\n")
+    with pytest.raises(CannotDeploy, match="LMI_ALLOW_REMOTE_CODE=true"):
+        planned(folder)
+    planned(folder, environment={"LMI_ALLOW_REMOTE_CODE": "true"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -72,10 +73,24 @@ def test_every_line_of_the_file_is_explained(folder: Path) -> None:
     assert "***" not in report.render()
 
 
-def test_the_bundled_model_can_be_served_before_and_after_it_is_prepared(model: Path) -> None:
+def test_a_model_that_is_not_on_this_disk_is_not_said_to_be_servable(tmp_path: Path) -> None:
+    environ = {"HF_MODEL_ID": "owner/model"}
+    report = check(tmp_path, environ, CPU, nowhere, describe=nowhere)
+    verdict = "can serve here: unknown: the model is not on this disk; --remote reads its config.json"
+    assert (report.render().splitlines()[-1], report.exit_code) == (verdict, 0)
+    assert json.loads(report.to_json())["can_serve"] is None
+    described = check(tmp_path, environ, CPU, nowhere, describe=lambda source: make_model(tmp_path / "d"))
+    assert described.can_serve
+    assert "the model's files are not on this disk, so they were not checked" in described.notes
+
+
+def test_the_bundled_model_can_be_checked_once_it_is_prepared(model: Path) -> None:
     before = check(EXAMPLES / "smollm2-rolling", {}, CPU, nowhere)
-    assert before.can_serve
+    assert (before.can_serve, before.exit_code) == (None, 0)
     assert f"{BUNDLED_MODEL}: bundled with this installation" in before.model
+    assert (
+        before.verdict == "can serve here: unknown: the model is not prepared yet; `lmi prepare` prepares it"
+    )
     after = check(EXAMPLES / "smollm2-rolling", {}, CPU, lambda source: model)
     assert after.can_serve
     assert f"ready in {model}" in after.model
@@ -148,11 +163,11 @@ socket.socket.connect = refuse
 from container.explain.check import check
 from container.explain.models_command import known_models
 from container.machine import detect
-served = [check(Path(folder), {}, detect(os.environ)).can_serve for folder in sys.argv[1:]]
+refused = [check(Path(folder), {}, detect(os.environ)).can_serve is False for folder in sys.argv[1:]]
 heavy = {"torch", "transformers", "boto3", "flask", "huggingface_hub", "httpx2"}
 seconds = time.process_time() - start
 list(known_models())
-print(served, sorted(heavy & set(sys.modules)), seconds < 3)
+print(refused, sorted(heavy & set(sys.modules)), seconds < 3)
 """
 
 
@@ -163,4 +178,4 @@ def test_check_and_models_import_nothing_heavy_are_fast_and_open_no_connection(t
     folders = [EXAMPLES / "smollm2-rolling-paged", EXAMPLES / "aws-post-rolling", foreign]
     command = [sys.executable, "-c", PROGRAM, *map(str, folders)]
     result = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=True)
-    assert result.stdout == "[True, False, True] [] True\n"
+    assert result.stdout == "[False, True, False] [] True\n"

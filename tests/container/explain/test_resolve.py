@@ -227,6 +227,8 @@ def test_the_kv_cache_takes_a_quarter_of_a_small_memory(model: Path) -> None:
     resolved = resolve(config(), model, small)
     assert resolved.config.cache.kv_cache_bytes == GIB // 2
     assert resolved.kv_capacity_tokens == GIB // 2 // (KV_BYTES_PER_TOKEN * 32) * 32
+    origin = resolved.origins["option.kv_cache_gb"]
+    assert origin.endswith("the smaller of 4 and a quarter of the 2.0 GiB that are free")
 
 
 def test_max_model_len_is_reduced_to_the_kv_cache_with_a_note(model: Path) -> None:

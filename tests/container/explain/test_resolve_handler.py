@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from container.explain.check import check
-from container.explain.resolve import CannotServe, obstacles, resolve
+from container.explain.resolve import CannotServe, missing_modules, obstacles, resolve
+from container.explain.target import device_target
 from container.machine import Machine
 from engines.config import BatchConfig, HandlerEngineConfig
 from lmi_server.config import ServerConfig
@@ -132,6 +134,59 @@ def test_requirements_of_formatters_need_allow_remote_code(folder: Path) -> None
     with pytest.raises(CannotServe, match=r"requirements.txt: installing its packages runs third-party code"):
         resolve(requested, model, CPU)
     assert resolve(requested, model, CPU, allow_remote_code=True).formatter is not None
+
+
+MISSING = "the module no_such is missing; install it into the image or list it in requirements.txt"
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("from no_such import LLM\n", 1),
+        ("import os, no_such.part\n", 1),
+        ("VERSION = 1\ntry:\n    import other\nexcept ImportError:\n    pass\nimport no_such\n", 6),
+    ],
+)
+@pytest.mark.parametrize("style", ["def handle(inputs): ...\n", FORMATTER], ids=["handler", "formatter"])
+def test_a_missing_module_is_found_without_running_the_file(
+    folder: Path, code: str, line: int, style: str
+) -> None:
+    (folder / "model.py").write_text(code + style)
+    make_model(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    reason = f"{folder / 'model.py'}: line {line}: {MISSING}"
+    report = check(folder, {}, CPU)
+    assert report.reasons == (reason,)
+    with pytest.raises(CannotServe, match=re.escape(reason)):
+        resolve(load(folder, {}).config, folder, CPU)
+    other = check(folder, {}, CPU, target=device_target("CPU", 1))
+    assert (other.reasons, other.warnings) == ((), (reason,)), "its environment is unknown"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import json, torch, djl_python.inputs\nfrom __future__ import annotations\nimport __main__\n",
+        "try:\n    import no_such\nexcept ImportError:\n    pass\n",
+        "if sys.version_info > (4,):\n    import no_such\n",
+        "from . import no_such\n",
+        "import sibling, package.part\n",
+        "import sys\nsys.path.append('code')\nimport no_such\n",
+        "import sys\nsys.path += ['code']\nimport no_such\n",
+        "import sibling\nimport no_such\n",
+    ],
+)
+def test_a_module_that_may_be_there_is_not_called_missing(folder: Path, code: str) -> None:
+    (folder / "package").mkdir()
+    (folder / "sibling.py").touch()
+    (folder / "model.py").write_text(f"{code}def handle(inputs): ...\n")
+    assert missing_modules(load(folder, {}).config) == ()
+
+
+def test_the_modules_of_a_requirements_file_are_not_called_missing(folder: Path) -> None:
+    (folder / "requirements.txt").write_text("no-such\n")
+    (folder / "model.py").write_text("import no_such\ndef handle(inputs): ...\n")
+    assert resolve_engine(folder, allow_code=True)
 
 
 def test_check_explains_a_handler(folder: Path) -> None:

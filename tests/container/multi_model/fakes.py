@@ -113,7 +113,7 @@ class FakeModels:
     def predict(self, folder: Path, room: Room) -> MemoryNeed:
         return MemoryNeed(self.needs.get(folder.name, 10))
 
-    def start(self, folder: Path, need: MemoryNeed) -> FakeServer:
+    def start(self, name: str, folder: Path, need: MemoryNeed) -> FakeServer:
         self.servers.append(FakeServer(folder, need, self))
         self.num_up.append(len(self.up()))
         return self.servers[-1]

@@ -91,7 +91,7 @@ def test_a_model_is_served_and_its_memory_predicted_with_the_flags_of_the_router
     manager = make_manager(tmp_path, **changes)
     machine = Machine(2, 100)
     need = manager.predict(MODEL, Room(machine))
-    manager.start(MODEL, need)
+    manager.start("a", MODEL, need)
     ((command, _),) = commands
     assert [word for word in command if word in ("--lenient", "--allow-remote-code")] == flags
     lenient, allow_remote_code = changes.get("lenient", False), changes.get("allow_remote_code", False)
@@ -107,9 +107,22 @@ def test_a_server_gets_the_predicted_kv_cache_size(
     tmp_path: Path,
 ) -> None:
     monkeypatch.delenv("OPTION_KV_CACHE_GB", raising=False)
-    make_manager(tmp_path).start(MODEL, MemoryNeed(1, kv_cache_gb=predicted))
+    make_manager(tmp_path).start("a", MODEL, MemoryNeed(1, kv_cache_gb=predicted))
     ((_, environ),) = commands
     assert environ.get("OPTION_KV_CACHE_GB") == size
+
+
+@pytest.mark.parametrize(
+    ("variable", "of_model"),
+    [("/t/steps.jsonl", "/t/steps-llama-3.1.jsonl"), ("steps.json", "steps.json"), (" ", " ")],
+)
+def test_each_server_writes_its_own_step_trace(
+    variable: str, of_model: str, commands: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPTION_STEP_TRACE", variable)
+    make_manager(tmp_path).start("llama-3.1", MODEL, MemoryNeed(1))
+    ((_, environ),) = commands
+    assert environ["OPTION_STEP_TRACE"] == of_model
 
 
 def test_only_models_that_the_platform_loads_have_its_time_limit(commands: Commands, tmp_path: Path) -> None:

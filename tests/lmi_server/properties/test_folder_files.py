@@ -36,6 +36,28 @@ def test_lenient_mode_only_warns(tmp_path: Path, name: str) -> None:
     assert FILES[name] in warning
 
 
+def test_a_file_without_a_handler_is_reported_once_for_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place(tmp_path, "folder/model.py")
+    problem = single_problem(Path("folder"), "engine=Python\n")
+    assert str(problem).startswith("folder/model.py: not used here: it defines no function handle ")
+
+
+@pytest.mark.parametrize(
+    ("line", "function", "hint"),
+    [("option.handler=predct", "predct", "; did you mean predict?"), ("", "handle", " ignores it)")],
+)
+def test_the_configured_function_and_the_nearest_one_are_named(
+    tmp_path: Path, line: str, function: str, hint: str
+) -> None:
+    (tmp_path / "model.py").write_text("def load(): ...\n\n\ndef predict(inputs): ...\n")
+    text = str(single_problem(tmp_path, f"engine=Python\n{line}\n"))
+    assert f"it defines no function {function} (option.handler), no @prediction_handler" in text
+    assert text.endswith(hint)
+
+
 @pytest.mark.parametrize("model_id", ["model", "./model", "{absolute}/model"])
 def test_the_model_folder_is_checked_too(tmp_path: Path, model_id: str) -> None:
     place(tmp_path, "model/model.py")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
+from lmi_server.properties import loader
 from lmi_server.properties.loader import load
 from lmi_server.properties.option import Status
 from lmi_server.properties.options import OPTIONS
@@ -305,9 +305,22 @@ def test_a_missing_path_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "nowhere", {})
 
 
+def test_a_missing_mount_is_an_empty_folder_if_the_environment_names_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = tmp_path / "ml" / "model"
+    monkeypatch.setattr(loader, "MODEL_MOUNT", mount)
+    environ = {"HF_MODEL_ID": "a/b"}
+    loaded = load(mount, environ)
+    assert (loaded.config.source.model_id, loaded.config.source.model_dir) == ("a/b", str(mount))
+    with pytest.raises(PropertiesError, match=r"ml/model: no such file or folder; pass a "):
+        load(mount, {})
+    with pytest.raises(PropertiesError, match="no such file or folder"):
+        load(tmp_path / "mistyped", environ)
+
+
 def test_a_hub_id_as_path_is_refused_with_the_command_that_serves_it() -> None:
-    command = "mkdir model && HF_MODEL_ID=Qwen/Qwen2.5-0.5B lmi serve model"
-    with pytest.raises(PropertiesError, match=re.escape(command)):
+    with pytest.raises(PropertiesError, match=r"HF_MODEL_ID=Qwen/Qwen2\.5-0\.5B lmi serve$"):
         load(Path("Qwen/Qwen2.5-0.5B"), {})
 
 
@@ -360,3 +373,17 @@ def test_contradictory_numbers_of_copies_are_refused(
 def test_consistent_numbers_of_copies_are_accepted(tmp_path: Path) -> None:
     text = "minWorkers=1\noption.data_parallel_size=2\nmaxWorkers=2\n"
     assert load_text(tmp_path, text).config.options.data_parallel_size == 2
+
+
+@pytest.mark.parametrize("model_id", ["s3://bucket/model.tar.gz", "owner/model.zip", "/opt/model.tar"])
+def test_an_archive_of_a_model_is_refused(tmp_path: Path, model_id: str) -> None:
+    problem = single_problem(tmp_path, f"option.model_id={model_id}\n")
+    assert (problem.line, problem.reason) == (1, "archives are not supported; unpack it and name the folder")
+
+
+def test_a_folder_may_be_named_like_an_archive_and_a_handler_may_unpack_one(tmp_path: Path) -> None:
+    (tmp_path / "model.tar").mkdir()
+    load_text(tmp_path, "option.model_id=model.tar\n")
+    (tmp_path / "model.py").write_text("def handle(inputs): ...\n")
+    load_text(tmp_path, "option.model_id=/opt/model.tar.gz\n")
+    single_problem(tmp_path, "option.model_id=s3://bucket/model.tar.gz\n")

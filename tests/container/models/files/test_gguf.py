@@ -108,7 +108,7 @@ def test_lmi_check_reports_that_the_metadata_is_read_first(
     properties = tmp_path / "serving.properties"
     properties.write_text(f"engine=MPI\noption.model_id={file}\noption.load_format=gguf\n")
     before = check(properties, {}, MACHINE)
-    assert before.can_serve, before.reasons
+    assert before.verdict.startswith("can serve here: unknown: the model is not prepared yet; `lmi prepare`")
     assert before.model.endswith("a GGUF file; `lmi serve` or `lmi prepare` reads its metadata once")
     _obtain(ModelSource(model_id=str(file)), tmp_path / "cache")
     assert ": ready in " in check(properties, {}, MACHINE).model

@@ -68,13 +68,22 @@ def test_a_drain_that_times_out_leaves_no_process(engine: HandlerEngine) -> None
     assert processes.wait_exited(workers, 60) == []
 
 
-def test_a_handler_that_cannot_load_stops_the_engine_with_the_cause(tmp_path: Path) -> None:
-    (tmp_path / "how").write_text("error")
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("error", "the handler's first call returned 507"),
+        ("import", "No module named 'no_such'; install it into the image or list it in requirements.txt"),
+    ],
+)
+def test_a_handler_that_cannot_load_stops_the_engine_with_the_cause(
+    how: str, cause: str, tmp_path: Path
+) -> None:
+    (tmp_path / "how").write_text(how)
     engine = HandlerEngine(handler_config("loading", how=str(tmp_path / "how")))
     try:
         assert engine.wait_exit(200) == 1
         assert engine.health.state is EngineState.FAILED
-        assert "the handler's first call returned 507" in engine.health.reason
+        assert cause in engine.health.reason
     finally:
         engine.destroy()
 
