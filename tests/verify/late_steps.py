@@ -1,25 +1,15 @@
-"""Steps planned before the last one's tokens are known: every request gets what it gets alone."""
+"""Random requests through the whole engine with a step in flight: every request gets what it gets alone."""
 
 from __future__ import annotations
 
-import random
-
-from tests.engines.mpi.scheduler.late_steps import MODES, run_episodes
+from tests.verify.commands import last_line, run_python, run_tests
 from tests.verify.lab import Lab, Report, run_alone
-
-_EPISODES = 300
 
 
 def verify(lab: Lab, report: Report) -> None:
-    seed = random.randrange(2**31)
-    report.figure(f"seed {seed}")
-    for mode in MODES:
-        outcome = run_episodes(mode, _EPISODES, random.Random(f"{seed} {mode}"))
-        report.require(
-            outcome.num_wrong == 0,
-            f"{mode}: {outcome.num_requests} requests, {outcome.num_wrong} wrong,"
-            f" {outcome.num_preemptions} preemptions",
-        )
+    steps = run_python("-m", "tests.engines.mpi.property_engine", "--steps", "5000", "--jobs", "2")
+    report.require(steps.returncode == 0, f"exit code {steps.returncode}; {last_line(steps)}")
+    run_tests(report, "every planted bug is found", "tests/engines/mpi/test_property_engine.py")
 
 
 if __name__ == "__main__":

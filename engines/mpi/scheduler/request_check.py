@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from engines.core import Request, SchedulerSettings
 from engines.errors import InvalidRequest, Overloaded
 from engines.mpi.cache.block_manager import BlockManager
@@ -51,13 +53,14 @@ def check_together(requests: tuple[Request, ...], settings: SchedulerSettings) -
     Raises:
         InvalidRequest: they exceed a limit.
     """
-    places, max_waiting = settings.num_places, settings.max_waiting
-    if len(requests) > places + max_waiting:
+    used_places = accumulate(request.sampling.num_beams for request in requests)
+    placed = sum(used <= settings.num_places for used in used_places)
+    limit, max_waiting, waiting = settings.max_queued_tokens, settings.max_waiting, requests[placed:]
+    if len(waiting) > max_waiting:
         raise InvalidRequest(
-            f"is one of {len(requests)} outputs of a single request; accepted: at most {places + max_waiting}, of which"
-            f" {places} run at once and {max_waiting} wait (job_queue_size)"
+            f"is one of {len(requests)} outputs of a single request; accepted: at most {placed + max_waiting}, of which"
+            f" {placed} run at once and {max_waiting} wait (job_queue_size)"
         )
-    limit, waiting = settings.max_queued_tokens, requests[places:]
     num_tokens = sum(len(request.prompt_token_ids) for request in waiting)
     if limit is not None and len(waiting) > 1 and num_tokens > limit:  # a single one may always wait
         raise InvalidRequest(
@@ -67,7 +70,7 @@ def check_together(requests: tuple[Request, ...], settings: SchedulerSettings) -
 
 
 def check_queue(sequence: Sequence, settings: SchedulerSettings, waiting: WaitingQueue, places: int) -> None:
-    """Check that the queue has room for a request. places: number of newcomers that can run at once.
+    """Check that the queue has room for a request. places: number of sequences that can start at once.
 
     Requests that have a free place do not count, so that a burst on an idle server does not fill the queue. Preempted
     sequences do not count either: they were accepted before and get their places back. Here places are assigned by
@@ -76,14 +79,14 @@ def check_queue(sequence: Sequence, settings: SchedulerSettings, waiting: Waitin
     Raises:
         Overloaded: a limit is reached.
     """
-    if waiting.num_newcomers - places >= settings.max_waiting:
+    limit, max_waiting = settings.max_queued_tokens, settings.max_waiting
+    if limit is None and waiting.num_newcomers < max_waiting:
+        return
+    num_requests, num_tokens = waiting.queued(places)
+    if num_requests >= max_waiting:
+        raise Overloaded(f"the queue is full: {max_waiting} requests are already waiting (job_queue_size)")
+    if limit is not None and num_tokens and num_tokens + sequence.num_tokens > limit:
         raise Overloaded(
-            f"the queue is full: {settings.max_waiting} requests are already waiting (job_queue_size)"
-        )
-    limit = settings.max_queued_tokens
-    queued = 0 if limit is None else waiting.num_queued_tokens(places)
-    if limit is not None and queued and queued + sequence.num_tokens > limit:
-        raise Overloaded(
-            f"the queue is full: prompts of {queued} tokens are already waiting, and this one's"
+            f"the queue is full: prompts of {num_tokens} tokens are already waiting, and this one's"
             f" {sequence.num_tokens} would exceed the limit of {limit} (option.max_queued_tokens)"
         )

@@ -81,7 +81,7 @@ class Scheduler:
 
     @property
     def num_free_places(self) -> int:
-        """Number of newcomers that can run at once; 0 while the next one has to wait for another reason."""
+        """Number of sequences that can start at once; 0 while the next one has to wait for another reason."""
         if self._planner.is_blocked:
             return 0
         return max(0, self.settings.num_places - self.num_running - self._planner.waiting.num_preempted)

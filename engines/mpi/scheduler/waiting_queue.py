@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
 
 from engines.mpi.scheduler.policies.base import SchedulingPolicy
 from engines.mpi.scheduler.sequence import Sequence
@@ -34,9 +33,17 @@ class WaitingQueue:
     def num_preempted(self) -> int:
         return len(self) - len(self._newcomers)
 
-    def num_queued_tokens(self, num_places: int) -> int:
-        """Return the tokens of the newcomers behind the first `num_places`. O(num_places)."""
-        return self._num_newcomer_tokens - sum(islice(self._newcomers.values(), num_places))
+    def queued(self, num_places: int) -> tuple[int, int]:
+        """Return the number of newcomers that have to wait while `num_places` places are free, and their tokens. A
+        newcomer takes a place for each of its beams. O(num_places)."""
+        count, num_tokens = len(self._newcomers), self._num_newcomer_tokens
+        for sequence, tokens in self._newcomers.items():
+            num_places -= 1 + len(sequence.companions)
+            if num_places < 0:
+                break
+            count -= 1
+            num_tokens -= tokens
+        return count, num_tokens
 
     def add(self, sequence: Sequence) -> None:
         self.num_tokens += sequence.num_tokens

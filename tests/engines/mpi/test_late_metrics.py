@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from engines.core import SampledToken, SchedulerSettings
 from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.runner.largest_step import LargestStep
-from engines.mpi.runner.step_runner import StepResult
+from engines.mpi.runner.step_runner import PendingTokens, StepResult
 from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step_plan import StepPlan
 from engines.mpi.trace import StepTrace
@@ -20,7 +21,7 @@ from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from tests.engines.mpi.fakes import NUM_IDS, make_request
 from tests.engines.mpi.leader_lab import INFO, ScriptedSampler
-from tests.engines.mpi.scheduler.late_steps import PipelinedModel
+from tests.engines.mpi.property_model import make_executor
 
 _HOST, _DEVICE = 0.001, 0.02
 """Seconds that a step takes."""
@@ -32,29 +33,30 @@ class _Device:
     def __init__(self) -> None:
         self.now = 0.0
         self._free = 0.0
-        self._model = PipelinedModel(4)
+        self._executor = make_executor(64, 4, None, LargestStep(64, 4, 64))
 
-    def lead(self, plan: StepPlan, targets: Any = None, rows: Sequence[SamplingRow] = ()) -> StepResult:
+    def lead(self, plan: StepPlan, targets: Any = (), rows: Sequence[SamplingRow] = ()) -> StepResult:
         self.now += _HOST
         self._free = max(self.now, self._free) + _DEVICE
-        tokens = [SampledToken(token) for token in self._model.run(plan)]
-        return StepResult(pending_tokens=_PendingTokens(self, self._free, tokens))
+        result = self._executor.lead(plan, targets, rows)
+        assert result.pending_tokens is not None
+        return replace(result, pending_tokens=_TimedTokens(self, self._free, result.pending_tokens))
 
     def wait(self, moment: float) -> None:
         self.now = max(self.now, moment)
 
 
-class _PendingTokens:
+class _TimedTokens:
     host_rows: Sequence[int] = ()
 
-    def __init__(self, device: _Device, ready: float, tokens: list[SampledToken]) -> None:
+    def __init__(self, device: _Device, ready: float, tokens: PendingTokens) -> None:
         self._device = device
         self._ready = ready
         self._tokens = tokens
 
     def wait(self) -> list[SampledToken]:
         self._device.wait(self._ready)
-        return self._tokens
+        return self._tokens.wait()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engines.core import Request, SampledToken, SamplingParams, TokenLogprobs
 from engines.mpi.scheduler.beam_search import BeamResult, BeamSearch
@@ -21,12 +21,14 @@ def candidates(history: Sequence[int]) -> TokenLogprobs:
     return tuple((token, -numbers.randrange(1, 9) / 4) for token in numbers.sample(range(_VOCAB), _VOCAB))
 
 
-def expected_beam_result(request: Request, window: int | None = None) -> BeamResult:
-    """Run the search alone, with plain lists as hypotheses."""
+def expected_beam_result(
+    request: Request, candidates_of: Callable[[tuple[int, ...]], TokenLogprobs] = candidates
+) -> BeamResult:
+    """Run the search alone, with plain lists as hypotheses. candidates_of: the candidates after these tokens."""
     search = BeamSearch(request.sampling)
     live = [request.prompt_token_ids]
     while not search.done:
-        continuations = search.advance([candidates(tokens[-(window or len(tokens)) :]) for tokens in live])
+        continuations = search.advance([candidates_of(tokens) for tokens in live])
         live = [(*live[parent], token) for parent, token in continuations]
     return search.best()
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+
+from engines.core import SchedulerSettings
+
+POLICIES = ("fcfs", "priority", "fair")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,22 @@ def combinations() -> list[Combination]:
         for admission in admissions
         for paged, prefix_caching in caches
         if paged or admission != "max_utilization"
-        for policy in ("fcfs", "priority", "fair")
+        for policy in POLICIES
         for chunked in (True, False)
     ]
+
+
+def random_settings(rng: random.Random, combination: Combination, largest_chunk: int) -> SchedulerSettings:
+    """Return small limits, so that all of them are reached often."""
+    return SchedulerSettings(
+        max_num_seqs=rng.randint(1, 8),
+        max_prefill_tokens=rng.randint(1, largest_chunk),
+        max_num_batched_tokens=rng.randint(1, rng.choice((8, 50))),
+        max_waiting=rng.randint(1, 12),
+        max_queued_tokens=rng.randint(10, 200) if rng.random() < 0.3 else None,
+        scheduling_policy=combination.scheduling_policy,
+        chunked_prefill=combination.chunked_prefill,
+        waiting_served_ratio=rng.choice((0.0, 0.3, 2.0)),
+        max_waiting_tokens=rng.randint(0, 12),
+        waiting_steps=rng.choice((0, 0, 3)),
+    )

@@ -58,7 +58,7 @@ class Subject:
 
 @dataclass(slots=True)
 class Workload:
-    """Creates subjects, with shared prefixes, siblings, stop tokens, deadlines and faults."""
+    """Creates requests with shared prefixes, siblings, stop tokens and deadlines, and subjects with faults."""
 
     rng: random.Random
     limit: int
@@ -73,10 +73,22 @@ class Workload:
 
     def make(self, now: float, live: dict[str, Subject]) -> Subject:
         rng = self.rng
-        sibling = rng.choice(list(live.values())) if live and self.siblings and rng.random() < 0.15 else None
+        request = self.make_request(now, [subject.request for subject in live.values()])
+        subject = _make_subject(request, self.num_made)
+        if rng.random() < 0.06:
+            position = rng.randrange(len(subject.tokens))
+            if rng.random() < 0.5:
+                subject.non_finite_from = position
+            else:
+                subject.fails_from = position
+        return subject
+
+    def make_request(self, now: float, live: list[Request]) -> Request:
+        rng = self.rng
+        sibling = rng.choice(live) if live and self.siblings and rng.random() < 0.15 else None
         if sibling is not None:
-            prompt = list(sibling.request.prompt_token_ids)
-            tenant = sibling.request.tenant
+            prompt = list(sibling.prompt_token_ids)
+            tenant = sibling.tenant
         else:
             tenant = TENANTS[int(rng.random() * rng.random() * 3)]
             length = 1 + int((self.limit - 1) * rng.random() * rng.random())
@@ -91,7 +103,7 @@ class Workload:
             prompt_logprobs=0 if rng.random() < 0.05 else None,
         )
         self.num_made += 1
-        request = Request(
+        return Request(
             f"r{self.num_made}",
             tuple(prompt),
             sampling,
@@ -99,16 +111,8 @@ class Workload:
             deadline=now + rng.randint(1, 60) if rng.random() < 0.05 else None,
             priority=rng.randint(-1, 2),
             tenant=tenant,
-            same_prompt_as=sibling.request.id if sibling is not None else "",
+            same_prompt_as=sibling.id if sibling is not None else "",
         )
-        subject = _make_subject(request, self.num_made)
-        if rng.random() < 0.06:
-            position = rng.randrange(len(subject.tokens))
-            if rng.random() < 0.5:
-                subject.non_finite_from = position
-            else:
-                subject.fails_from = position
-        return subject
 
 
 def _make_subject(request: Request, order: int) -> Subject:

@@ -6,17 +6,13 @@ and prints one line for each. The pools are small, so blocks run out often.
 
 from __future__ import annotations
 
-import argparse
 import random
-import secrets
 import sys
-import time
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from engines.config import SchedulerConfig
-from engines.core import RequestOutput, SchedulerSettings
+from engines.core import RequestOutput
 from engines.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestFailed
 from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.cache.window import Window
@@ -24,38 +20,9 @@ from engines.mpi.scheduler.scheduler import Scheduler
 from engines.mpi.scheduler.step import Step
 from tests.engines.mpi.scheduler.property_cache import Broken, CheckedCache, Violation
 from tests.engines.mpi.scheduler.property_checks import Checks
-from tests.engines.mpi.scheduler.property_combinations import Combination, combinations
+from tests.engines.mpi.scheduler.property_combinations import POLICIES, Combination, random_settings
+from tests.engines.mpi.scheduler.property_report import Report, run_command, run_episodes
 from tests.engines.mpi.scheduler.property_requests import VOCAB, Subject, Workload
-
-_POLICIES = ("fcfs", "priority", "fair")
-
-
-@dataclass(slots=True)
-class Report:
-    """Result of one combination."""
-
-    combination: Combination
-    seed: int
-    num_steps: int = 0
-    num_requests: int = 0
-    num_preemptions: int = 0
-    num_recomputed_tokens: int = 0
-    num_hit_tokens: int = 0
-    num_refused: int = 0
-    num_failed: int = 0
-    num_left_out: int = 0
-    """How often a step left out a sequence that was ready to decode."""
-    violation: str = ""
-
-    def __str__(self) -> str:
-        text = (
-            f"{self.combination!s:45} {self.num_steps:>8} steps {self.num_requests:>7} requests "
-            f"{self.num_failed:>6} failed {self.num_refused:>6} refused {self.num_preemptions:>6} preemptions "
-            f"{self.num_recomputed_tokens:>7} recomputed {self.num_hit_tokens:>7} hit tokens "
-        )
-        return text + (
-            f"VIOLATION (--seed {self.seed}): {self.violation}" if self.violation else "0 violations"
-        )
 
 
 class Episode:
@@ -71,7 +38,7 @@ class Episode:
         limit = min(max_model_len, num_blocks * block_size + 1)
         longest_output = rng.randint(1, 40)
         self._largest_chunk = rng.choice((3, 10, 40)) if combination.windowed else 40
-        self._settings = self._random_settings()
+        self._settings = random_settings(rng, combination, self._largest_chunk)
         window = None
         if combination.windowed:
             chunk = self._largest_chunk if combination.chunked_prefill else max_model_len
@@ -113,21 +80,6 @@ class Episode:
             self._step()
         self._end()
 
-    def _random_settings(self) -> SchedulerSettings:
-        rng = self._rng
-        return SchedulerSettings(
-            max_num_seqs=rng.randint(1, 8),
-            max_prefill_tokens=rng.randint(1, self._largest_chunk),
-            max_num_batched_tokens=rng.randint(1, rng.choice((8, 50))),
-            max_waiting=rng.randint(1, 12),
-            max_queued_tokens=rng.randint(10, 200) if rng.random() < 0.3 else None,
-            scheduling_policy=self._combination.scheduling_policy,
-            chunked_prefill=self._combination.chunked_prefill,
-            waiting_served_ratio=rng.choice((0.0, 0.3, 2.0)),
-            max_waiting_tokens=rng.randint(0, 12),
-            waiting_steps=rng.choice((0, 0, 3)),
-        )
-
     def _simulate_clients(self) -> None:
         rng = self._rng
         if rng.random() < 0.004:
@@ -143,9 +95,9 @@ class Episode:
     def _reconfigure(self) -> None:
         """Change the limits and, sometimes, the policy or the prefill mode until the next change."""
         rng, before = self._rng, self._settings
-        self._settings = self._random_settings()
+        self._settings = random_settings(rng, self._combination, self._largest_chunk)
         if rng.random() < 0.3:
-            policy, chunked = rng.choice(_POLICIES), rng.random() < 0.5
+            policy, chunked = rng.choice(POLICIES), rng.random() < 0.5
             if self._combination.windowed:  # the window was sized for the initial prefill mode
                 chunked = self._combination.chunked_prefill
             self._settings = replace(self._settings, scheduling_policy=policy, chunked_prefill=chunked)
@@ -287,43 +239,11 @@ class Episode:
 
 def run(combination: Combination, num_steps: int, seed: int) -> Report:
     """Run at least `num_steps` steps. Stop at the first violation, which the report describes."""
-    report = Report(combination, seed)
-    rng = random.Random(f"{combination} {seed}")
-    while report.num_steps < num_steps and not report.violation:
-        try:
-            Episode(combination, rng, report).run(rng.choice((50, 200, 600)))
-        except Exception as error:  # any exception counts as a violation
-            kind = "" if isinstance(error, Violation) else f"{type(error).__name__}: "
-            report.violation = f"step {report.num_steps}: {kind}{error}"
-    return report
+    return run_episodes(Episode, combination, num_steps, seed)
 
 
-def _run(arguments: tuple[Combination, int, int]) -> Report:
-    return run(*arguments)
-
-
-def main(arguments: Iterable[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=10_000, help="steps of each combination")
-    parser.add_argument("--seed", type=int, default=None, help="defaults to a random seed, which is printed")
-    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
-    parser.add_argument("--only", default="", help="combinations whose names contain this")
-    options = parser.parse_args(None if arguments is None else list(arguments))
-    seed = secrets.randbelow(2**31) if options.seed is None else options.seed
-    work = [(one, options.steps, seed) for one in combinations() if options.only in str(one)]
-    print(f"{len(work)} combinations, {options.steps} steps each, seed {seed}", flush=True)
-    started = time.perf_counter()
-    reports = []
-    with ProcessPoolExecutor(options.jobs) as pool:
-        for report in pool.map(_run, work) if options.jobs > 1 else map(_run, work):
-            print(report, flush=True)
-            reports.append(report)
-    seconds = time.perf_counter() - started
-    steps, violations = sum(r.num_steps for r in reports), sum(bool(r.violation) for r in reports)
-    print(f"{steps} steps in {seconds:.0f} s, {steps / seconds:.0f} a second, {violations} violations")
-    return 1 if violations else 0
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_command(__doc__, run, arguments)
 
 
 if __name__ == "__main__":

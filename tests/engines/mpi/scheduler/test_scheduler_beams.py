@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from engines.core import FinishReason, Request, RequestOutput
-from engines.errors import InvalidRequest, RequestFailed
+from engines.errors import InvalidRequest, Overloaded, RequestFailed
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
+from engines.mpi.scheduler.request_check import check_together
 from engines.mpi.scheduler.sequence import Sequence
 from tests.engines.mpi.fakes import expected_output, make_request
 from tests.engines.mpi.scheduler.beams_lab import BeamModel, beam_request, expected_beam_result
@@ -188,6 +189,22 @@ def test_beams_are_admitted_together_or_not_at_all() -> None:
     assert [sequence.id for sequence in step.sequences] == ["first"]
     assert lab.scheduler.num_running == 1
     assert lab.scheduler.num_waiting == 1
+
+
+def test_each_beam_takes_a_place_before_the_queue_counts() -> None:
+    searches = tuple(beam_request(f"search {i}", [1, 2, 3], 4, 5) for i in range(3))
+    for options, message in (
+        ({"max_waiting": 1}, r"1 requests are already waiting"),
+        ({"max_waiting": 9, "max_queued_tokens": 5}, r"prompts of 3 tokens are already waiting"),
+    ):
+        lab = _lab(max_num_seqs=4, **options)
+        for request in searches[:2]:
+            lab.scheduler.add(request)
+        with pytest.raises(Overloaded, match=message):
+            lab.scheduler.add(searches[2])
+        check_together(searches[:2], lab.scheduler.settings)
+        with pytest.raises(InvalidRequest):
+            check_together(searches, replace(lab.scheduler.settings, max_queued_tokens=5))
 
 
 @pytest.mark.parametrize("bad", [0, 3])
