@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,8 @@ from lmi_server.http.framing import UNBUFFERED
 from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import RequestRecord, current_record
 
+MAX_TOP_TOKENS = 1_000_000
+"""Maximum number of most likely tokens listed in a whole answer. While it is written, other requests wait."""
 _logger = logging.getLogger(__name__)
 
 
@@ -49,6 +52,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
         engine=context.engine,
         text=context.text,
         client=ClientWatch.from_environ(request.environ),
+        max_top_tokens=math.inf if call.reply.streamed else MAX_TOP_TOKENS,
     )
     record.generation = generation
     try:

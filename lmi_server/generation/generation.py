@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from engines.base import Engine, RequestStream
 from engines.core import AbortReason, RequestOutput
-from engines.errors import DeadlineExceeded, EngineError, error_from_kind, tokens_generated
+from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, error_from_kind, tokens_generated
 from lmi_server.generation.answer_text import (
     Completion,
     CompletionText,
@@ -49,9 +49,11 @@ class TextGeneration:
         engine: Engine,
         text: TextModel,
         client: ClientWatch,
+        max_top_tokens: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock`: the clock of `http.arrival_time`."""
+        """`max_top_tokens`: maximum number of most likely tokens reported with all generated tokens. `clock`: the clock
+        of `http.arrival_time`."""
         self._http = http
         self._prompts = tuple(requests)
         self._candidates = candidates(http, requests)
@@ -68,6 +70,8 @@ class TextGeneration:
         self._completions: dict[int, Completion] = {}
         """Finished completions by index."""
         self._engine = engine
+        self._max_top_tokens = max_top_tokens
+        self._num_top_tokens = 0
         self._client = client
         self._clock = clock
         self._abort_reason = AbortReason.CLIENT_LEFT
@@ -109,6 +113,7 @@ class TextGeneration:
 
         Raises:
             EngineError: the engine rejected or failed one of the requests, or the request timed out.
+            InvalidRequest: there are more than `max_top_tokens`.
             ClientDisconnected: the client disconnected.
         """
         # Submit all requests at once, so that they can share a batch.
@@ -160,6 +165,13 @@ class TextGeneration:
     def _process_output(self, answer: CompletionText, output: RequestOutput) -> TextOutput:
         if output.token_ids and self.first_token_time is None:
             self.first_token_time = self._clock()
+        self._num_top_tokens += len(output.token_ids) * answer.request.sampling.top_logprobs
+        if self._num_top_tokens > self._max_top_tokens:
+            most = self._max_top_tokens
+            raise InvalidRequest(
+                f"request: the answers list more than {most} most likely tokens (top_logprobs, logprobs, top_n_tokens);"
+                f" accepted: at most {most} in an answer that is not streamed"
+            )
         text = answer.add_output(output)
         if text.completion is not None:
             self._completions[text.index] = text.completion

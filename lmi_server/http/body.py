@@ -18,6 +18,7 @@ from lmi_server.values.show import as_json
 MIN_BYTES_IN_FLIGHT = 128 * 1024 * 1024
 """Minimum limit on all bodies that one web process reads and parses at a time. Two maximum-size bodies always fit."""
 _PIECE_BYTES = 64 * 1024
+_FIRST_PIECE_BYTES = 1024
 _ACCEPTED_TYPES = "application/json (UTF-8)"
 
 
@@ -29,6 +30,8 @@ class Bodies:
         self._max_request_size = max_request_size
         self._max_in_flight = max(MIN_BYTES_IN_FLIGHT, 2 * max_request_size)
         self._in_flight = 0
+        self._uploads: dict[int, bytearray] = {}
+        """Incomplete bodies by their `id()`."""
         self._waiting = 0
 
     @contextmanager
@@ -51,22 +54,39 @@ class Bodies:
         Raises:
             InvalidRequest: the body is incomplete.
             BodyTooSlow: the client takes too long to send the body.
-            Overloaded: too many bytes of other bodies are in flight.
+            Overloaded: too many bytes of bodies are in flight, and no incomplete body is larger.
             werkzeug.exceptions.RequestEntityTooLarge: the body is larger than `max_request_size`.
         """
-        held = 0
+        data = bytearray()
+        self._uploads[id(data)] = data
         try:
-            data = bytearray()
             for piece in self._pieces(request):
                 # Count bytes when they arrive: a client that announces a large body and sends nothing uses no quota.
-                if self._in_flight + len(piece) > self._max_in_flight:
-                    raise Overloaded("too many large request bodies are being read at once; try again later")
+                self._make_room(data, len(piece))
                 self._in_flight += len(piece)
-                held += len(piece)
                 data += piece
+            self._make_room(data, 0)  # it may have been evicted while the end of a chunked body was awaited
+            del self._uploads[id(data)]
             yield data
         finally:
-            self._in_flight -= held
+            self._uploads.pop(id(data), None)
+            self._in_flight -= len(data)
+
+    def _make_room(self, data: bytearray, num_bytes: int) -> None:
+        """Make room for more bytes of an incomplete body. If there is none, evict the largest incomplete body, so that
+        slow uploads keep no smaller body out. Its bytes no longer count, and it is rejected when more arrives.
+
+        Raises `Overloaded` if `data` has been evicted, or no other body is larger.
+        """
+        if id(data) not in self._uploads:
+            raise Overloaded(_TOO_MANY_BYTES)
+        if self._in_flight + num_bytes > self._max_in_flight:
+            largest = max(self._uploads.values(), key=len)
+            if len(largest) <= len(data) + num_bytes:
+                raise Overloaded(_TOO_MANY_BYTES)
+            del self._uploads[id(largest)]
+            self._in_flight -= len(largest)
+            largest.clear()
 
     @contextmanager
     def waiting(self, num_bytes: int) -> Iterator[None]:
@@ -86,11 +106,14 @@ class Bodies:
         length = request.content_length
         if length is not None and length > self._max_request_size:
             raise RequestEntityTooLarge
-        remaining = self._max_request_size + 1 if length is None else length
+        remaining = limit = self._max_request_size + 1 if length is None else length
         stream = request.environ["wsgi.input"]
         try:
-            while remaining and (piece := stream.read(min(remaining, _PIECE_BYTES))):
+            # The bytes of a read count when all have arrived. Read at most as many as already count.
+            size = min(limit, _FIRST_PIECE_BYTES)
+            while remaining and (piece := stream.read(size)):
                 remaining -= len(piece)
+                size = min(remaining, _PIECE_BYTES, limit - remaining)
                 yield piece
         except TimeoutError as error:
             raise BodyTooSlow("body: the client took too long to send it") from error
@@ -103,6 +126,7 @@ class Bodies:
 
 
 _INCOMPLETE_BODY = "body: the connection closed before the whole body arrived"
+_TOO_MANY_BYTES = "too many large request bodies are being read at once; try again later"
 
 
 def _check_media_type(request: Request) -> None:

@@ -35,6 +35,10 @@ class ConnectionLimits:
     """Time for which a client may send or read nothing within a body or a response."""
     bytes_per_second: int = 1024
     """Minimum average rate over `stall_seconds`."""
+    send_seconds: float = 60.0
+    """Time in which a client must read a whole response or one piece of a stream, besides `send_bytes_per_second`."""
+    send_bytes_per_second: int = 256 * 1024
+    """Bytes of a response for which this time grows by a second."""
 
 
 class _Phase(Enum):
@@ -93,6 +97,7 @@ class ClientConnection(gevent_socket.socket):
 
     def sendall(self, data: bytes, flags: int = 0) -> None:
         """Send like `socket.sendall`. Raises `ConnectionResetError` if the client reads too slowly or not at all."""
+        deadline = time.monotonic() + self.limits.send_seconds + len(data) / self.limits.send_bytes_per_second
         budget = self._write_budget if self._phase is _Phase.REQUEST else StallBudget(self.limits)
         # Almost always the kernel accepts all data at once.
         sent = self._send_now(data, flags)
@@ -101,10 +106,11 @@ class ClientConnection(gevent_socket.socket):
         while rest:
             began = time.monotonic()
             sent = 0
-            with gevent.Timeout(max(budget.seconds_left, 0.0), False):
+            with gevent.Timeout(max(min(budget.seconds_left, deadline - began), 0.0), False):
                 sent = self.send(rest, flags)
-            budget.record_transfer(sent, time.monotonic() - began)
-            if budget.seconds_left <= 0:
+            now = time.monotonic()
+            budget.record_transfer(sent, now - began)
+            if budget.seconds_left <= 0 or now >= deadline:
                 self._discard_unsent_data()
                 raise ConnectionResetError(errno.ECONNRESET, "the client does not read the response")
             rest = rest[sent:]

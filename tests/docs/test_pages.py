@@ -201,7 +201,8 @@ def test_the_documented_http_limits_are_the_defaults() -> None:
         "body": f"({size} MiB; at most 128 MiB with a handler or input formatter); {MAX_VALUES:,} JSON values;"
         f" {seconds:g} s. A client that sends {slow} gets 408",
         "bodies being read and parsed at once": f"{MIN_BYTES_IN_FLIGHT >> 20} MiB",
-        "a response that the client does not read": slow,
+        "a response that the client does not read": f"{slow}, or needs more than {limits.send_seconds:g} s plus 1 s per"
+        f" {limits.send_bytes_per_second >> 10} KiB for a whole response",
         "idle connection": f"{gunicorn_conf.keepalive:,} s",
     }
     table = dict(read(REPO_ROOT / "docs/operating.md").rows("HTTP limits"))

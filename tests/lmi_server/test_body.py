@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import gevent
 import pytest
 from flask import Request
 from flask.testing import FlaskClient
+from gevent.event import Event
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.test import EnvironBuilder, TestResponse
 
@@ -232,6 +234,78 @@ def test_bytes_of_a_failed_body_are_no_longer_in_flight(
     with pytest.raises(raised), bodies.json_object(request_from(stream, len(GOOD))):
         pass
     assert_two_bodies_fit(bodies)
+
+
+def upload(
+    bodies: Bodies, pieces: list[bytes], length: int | None = None
+) -> tuple[gevent.Greenlet[..., bytes], Event]:
+    """Start a body that arrives in pieces, all but the first one after the event. Its greenlet returns the data."""
+    more = Event()
+
+    def read(size: int) -> bytes:
+        if len(pieces) < num_pieces:
+            more.wait()
+        return pieces.pop(0) if pieces else b""
+
+    def receive() -> bytes:
+        with bodies.raw(request_from(SimpleNamespace(read=read), length)) as data:
+            return bytes(data)
+
+    num_pieces = len(pieces)
+    greenlet = gevent.spawn(receive)
+    gevent.sleep(0)
+    return greenlet, more
+
+
+def test_slow_uploads_do_not_keep_smaller_bodies_out(bodies: Bodies) -> None:
+    """The largest one is rejected when its client continues. The others and the new one are read."""
+    size = len(GOOD)
+    large, large_continues = upload(bodies, [b"x" * (size - 1), b"x"], size)
+    small, small_continues = upload(bodies, [b"y" * (size - 2), b"y" * 2], size)
+    for _ in range(2):
+        with bodies.json_object(request_of(b"{}", 2)) as body, bodies.raw(request_of(b"0123456", 7)):
+            assert body == {}
+    large_continues.set()
+    with pytest.raises(Overloaded, match="at once"):
+        large.get()
+    small_continues.set()
+    assert small.get() == b"y" * size
+    assert_two_bodies_fit(bodies)
+
+
+def test_a_body_larger_than_all_incomplete_ones_is_refused(bodies: Bodies) -> None:
+    uploads = [upload(bodies, [b"x" * (len(GOOD) - 1), b"x"], len(GOOD)) for _ in range(2)]
+    with pytest.raises(Overloaded, match="at once"), bodies.raw(request_of(GOOD, len(GOOD))):
+        pass
+    for greenlet, continues in uploads:
+        continues.set()
+        assert greenlet.get() == b"x" * len(GOOD)
+    assert_two_bodies_fit(bodies)
+
+
+def test_a_chunked_body_may_be_evicted_before_its_end_is_known(bodies: Bodies) -> None:
+    greenlets = [upload(bodies, [b"x" * len(GOOD)]) for _ in range(2)]
+    with bodies.json_object(request_of(b"{}", 2)):
+        pass
+    refused = 0
+    for greenlet, continues in greenlets:
+        continues.set()
+        greenlet.join()
+        refused += isinstance(greenlet.exception, Overloaded)
+    assert refused == 1
+    assert_two_bodies_fit(bodies)
+
+
+def test_a_read_waits_for_few_bytes_until_many_have_arrived() -> None:
+    """The bytes for which a read waits do not count yet."""
+    stream = SimpleNamespace(read=Mock(side_effect=lambda size: b"x" * size))
+    length = 1_000_000
+    with Bodies(length).raw(request_from(stream, length)) as data:
+        assert len(data) == length
+    sizes = [call.args[0] for call in stream.read.call_args_list]
+    assert sizes[0] == 1024
+    assert all(size <= sum(sizes[:index]) for index, size in enumerate(sizes) if index)
+    assert max(sizes) == 64 * 1024
 
 
 def test_an_incomplete_body_is_refused() -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from threading import Event
+from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
 from engines.core import FinishReason, Request, RequestOutput
 from engines.errors import RequestFailed
+from lmi_server.apis.parameters import combinations
 from lmi_server.generation.candidates import choice_seed
 from lmi_server.text.tokenizer import TextModel
-from tests.lmi_server.bodies import BODIES, PROMPT, post
+from tests.lmi_server.bodies import BODIES, PROMPT, post, refusal_of
 from tests.lmi_server.conftest import MakeClient
 from tests.lmi_server.fakes import FakeEngine, chunks, encode, tokens
-from tests.lmi_server.malformed_bodies import CHAT, INVOCATIONS
+from tests.lmi_server.malformed_bodies import CHAT, COMPLETIONS, INVOCATIONS
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 LOGPROBS = {"one": -3.0, "two": -1.0, "three": -2.0, "four": -0.5}
@@ -131,6 +133,45 @@ def test_an_echoed_prompt_of_token_ids_is_decoded_once_for_all_choices(
         "Hi therefour",
     ]
     assert [ids for ids in decoded if ids in prompts] == prompts
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "num_chars"),
+    [
+        (COMPLETIONS, {"echo": True, "n": 8}, 8 * len(PROMPT)),
+        (COMPLETIONS, {"echo": True, "n": 8, "stream": True}, 8 * len(PROMPT)),
+        (COMPLETIONS, {"prompt": [encode(PROMPT)] * 2, "echo": True}, 2 * len(PROMPT)),
+        (COMPLETIONS, {"return_token_ids": True, "n": 8}, 8 * 8 * len(encode(PROMPT))),
+        (INVOCATIONS, {"return_full_text": True}, len(PROMPT)),
+        (INVOCATIONS, {"n": 8, "do_sample": True}, 8 * len(PROMPT)),
+    ],
+)
+def test_answers_that_repeat_the_prompt_too_often_are_refused(
+    path: str,
+    parameters: dict[str, Any],
+    num_chars: int,
+    client: FlaskClient,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A small request could make a response of a thousand times its size."""
+    monkeypatch.setattr(combinations, "MAX_REPEATED_CHARS", num_chars)
+    assert post(client, path, **parameters).status_code == 200
+    monkeypatch.setattr(combinations, "MAX_REPEATED_CHARS", num_chars - 1)
+    engine.requests.clear()
+    text = refusal_of(post(client, path, **parameters))
+    assert text.startswith("inputs: " if path == INVOCATIONS else "prompt: ")
+    assert text.endswith(f"makes {num_chars} characters; accepted: at most {num_chars - 1} in one response")
+    assert not engine.requests
+
+
+def test_answers_without_the_prompt_are_not_limited_by_its_length(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(combinations, "MAX_REPEATED_CHARS", 0)
+    assert post(client, COMPLETIONS, n=8).status_code == 200
+    assert post(client, CHAT, n=8).status_code == 200
+    assert post(client, INVOCATIONS).status_code == 200
 
 
 def test_best_of_returns_the_most_likely_choices_first(client: FlaskClient, engine: FakeEngine) -> None:

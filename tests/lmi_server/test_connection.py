@@ -153,6 +153,32 @@ def test_a_client_that_reads_slowly_receives_everything(pair: Pair) -> None:
     sender.get()
 
 
+def test_a_client_that_reads_a_response_too_slowly_is_disconnected(pair: Pair) -> None:
+    """It may not hold a large response for hours, although it never stalls for long."""
+    connection, client = pair(ConnectionLimits(send_seconds=0.02, send_bytes_per_second=10**12))
+    connection.begin_request()
+
+    def trickle() -> None:
+        while client.recv(10_000):
+            gevent.sleep(0.001)
+
+    reader = gevent.spawn(trickle)
+    with pytest.raises(ConnectionResetError, match="does not read"):
+        fill(connection)
+    reader.kill()
+
+
+def test_a_larger_response_may_take_longer(pair: Pair) -> None:
+    connection, client = pair(ConnectionLimits(send_seconds=0.0, send_bytes_per_second=200_000))
+    connection.begin_request()
+    sender = gevent.spawn(fill, connection)
+    received = 0
+    while received < 10_000_000:
+        gevent.sleep(0.001)
+        received += len(client.recv(1_000_000))
+    sender.get()
+
+
 def test_a_peek_consumes_nothing_and_has_no_time_limit(pair: Pair) -> None:
     connection, client = pair(QUICK)
     connection.begin_request()

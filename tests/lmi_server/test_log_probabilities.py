@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from engines.core import FinishReason, RequestOutput
+from engines.core import AbortReason, FinishReason, RequestOutput
+from lmi_server.apis import serve
 from lmi_server.apis.parameters import combinations
 from lmi_server.text.tokenizer import TextModel
 from tests.lmi_server.bodies import PROMPT, post, refusal_of
@@ -334,6 +335,41 @@ def test_too_many_log_probabilities_of_prompts_are_refused(
     assert text.startswith(f"{name}: given ")
     assert f"which makes {number} log-probabilities; accepted: at most {number - 1}" in text
     assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "per_token"),
+    [
+        (COMPLETIONS, {"logprobs": 3, "n": 4}, 12),
+        (CHAT, {"logprobs": True, "top_logprobs": 20}, 20),
+        (INVOCATIONS, {"top_n_tokens": 2, "best_of": 3, "n": 1, "do_sample": True}, 6),
+    ],
+)
+def test_a_whole_answer_with_too_many_top_tokens_fails(
+    path: str,
+    parameters: dict[str, Any],
+    per_token: int,
+    client: FlaskClient,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only generated tokens count, not the largest number of them: most answers end long before."""
+    number = len(encode(ANSWER)) * per_token
+    monkeypatch.setattr(serve, "MAX_TOP_TOKENS", number)
+    assert post(client, path, **parameters).status_code == 200
+    monkeypatch.setattr(serve, "MAX_TOP_TOKENS", number - 1)
+    engine.requests.clear()
+    text = refusal_of(post(client, path, **parameters))
+    assert f"more than {number - 1} most likely tokens" in text
+    assert text.endswith("in an answer that is not streamed")
+    assert set(engine.abort_reasons) <= {AbortReason.FAILED}
+
+
+def test_streams_list_any_number_of_top_tokens(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "MAX_TOP_TOKENS", 0)
+    records = chunks(post(client, COMPLETIONS, logprobs=3, stream=True))
+    assert len(joined(records)["tokens"]) == len(encode(ANSWER))
+    assert post(client, COMPLETIONS, logprobs=0).status_code == 200
 
 
 def test_the_engine_without_log_probabilities_of_prompts_is_named(make_client: MakeClient) -> None:

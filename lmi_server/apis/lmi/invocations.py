@@ -20,7 +20,7 @@ from lmi_server.apis.openai.chat import CHAT
 from lmi_server.apis.openai.completions import COMPLETIONS
 from lmi_server.apis.openai.fields import model_name
 from lmi_server.apis.parameters.checks import MISSING, check_flag, refuse, refuse_unknown
-from lmi_server.apis.parameters.combinations import AnswerCounts
+from lmi_server.apis.parameters.combinations import AnswerCounts, check_repeated_prompts
 from lmi_server.apis.parameters.parse import parse_parameters, refuse_unsupported, row_of
 from lmi_server.apis.parameters.row import Names, Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport
@@ -272,6 +272,7 @@ def _shows_prompt(fields: BodyFields, counts: AnswerCounts) -> bool:
 def _make_reply(
     context: ApiContext, fields: BodyFields, requests: Sequence[GenerationRequest], _: Conventions
 ) -> LmiReply:
+    check_repeated_prompts(requests, sum(len(one.prompt) * one.n for one in requests))
     return LmiReply(requests, fields.parameters, fields.framing, as_list=context.capabilities.prompt_lists)
 
 

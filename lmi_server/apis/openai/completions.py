@@ -11,7 +11,11 @@ from lmi_server.apis.base import ApiContext
 from lmi_server.apis.openai.completions_reply import CompletionsReply
 from lmi_server.apis.openai.fields import read_fields
 from lmi_server.apis.parameters.checks import MISSING, refuse
-from lmi_server.apis.parameters.combinations import AnswerCounts
+from lmi_server.apis.parameters.combinations import (
+    CHARS_PER_TOKEN_ID,
+    AnswerCounts,
+    check_repeated_prompts,
+)
 from lmi_server.apis.parameters.row import Names
 from lmi_server.apis.parameters.sampling import LogprobReport
 from lmi_server.apis.parameters.table import DEFAULT_MAX_TOKENS
@@ -77,6 +81,10 @@ def _make_reply(
     echoed: list[str] = []
     for request in requests:
         echoed += [_echoed(context, request, fields)] * request.n
+    num_chars = sum(map(len, echoed))
+    if fields.parameters["return_token_ids"]:
+        num_chars += CHARS_PER_TOKEN_ID * sum(len(one.prompt_token_ids) * one.n for one in requests)
+    check_repeated_prompts(requests, num_chars)
     return CompletionsReply(fields, requests, conventions, echoed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engines.capabilities import engines_with
@@ -10,12 +11,17 @@ from lmi_server.apis.parameters.row import Parameters
 from lmi_server.apis.parameters.sampling import LogprobReport, temperature
 from lmi_server.apis.parameters.table import GENERATE
 from lmi_server.errors import InvalidField
+from lmi_server.generation.answer_text import GenerationRequest
 from lmi_server.values.show import as_json
 
 MAX_ANSWERS = 1024
 """Maximum number of answers that one HTTP request may generate, over all its prompts."""
 MAX_PROMPT_LOGPROBS = 500_000
 """Maximum number of log-probabilities of prompt tokens in one response. While it is written, other requests wait."""
+MAX_REPEATED_CHARS = 16 * 1024 * 1024
+"""Maximum number of characters that prompts take in one response, in which each answer may repeat its prompt."""
+CHARS_PER_TOKEN_ID = 8
+"""Number of these characters that a repeated token id counts as."""
 _PROMPT_REPORTS = ("decoder_input_details", "prompt_logprobs")
 """Parameters that request log-probabilities of the prompt's tokens. `logprobs` with `echo` requests them too."""
 
@@ -121,6 +127,14 @@ def check_prompt_report(
         why = f"for {num_prompt_tokens} prompt tokens{answers}, which makes {number} log-probabilities"
         accepted = f"at most {MAX_PROMPT_LOGPROBS} for all prompt tokens of one request"
         raise _refused(parameters, name, why, accepted)
+
+
+def check_repeated_prompts(requests: Sequence[GenerationRequest], num_chars: int) -> None:
+    """Raise `InvalidField` if the prompts, in all answers that repeat them, have more than `MAX_REPEATED_CHARS`."""
+    if num_chars > MAX_REPEATED_CHARS:
+        why = f"the answers repeat their prompts (n={requests[0].n}), which makes {num_chars} characters"
+        accepted = f"at most {MAX_REPEATED_CHARS} in one response"
+        raise InvalidField(requests[0].field.partition("[")[0], f"{why}; accepted: {accepted}")
 
 
 def check_timeout(context: ApiContext, parameters: Parameters) -> None:
