@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from container.measure.bench.lengths import bounded
 from engines.config import SchedulerConfig
 from engines.core import Request, SampledToken, SamplingParams, SchedulerSettings
 from engines.mpi.cache.block_manager import BlockManager, make_block_manager
@@ -38,12 +39,8 @@ class WasteLoad:
 
     def output_lengths(self) -> list[int]:
         numbers = random.Random(self.seed)
-        lengths: list[int] = []
-        while len(lengths) < self.num_requests:
-            length = math.ceil(numbers.expovariate(1 / self.mean_output_tokens))
-            if 1 <= length <= self.max_new_tokens:
-                lengths.append(length)
-        return lengths
+        rate = 1 / self.mean_output_tokens
+        return bounded(lambda: math.ceil(numbers.expovariate(rate)), self.max_new_tokens, self.num_requests)
 
 
 @dataclass(frozen=True, slots=True)

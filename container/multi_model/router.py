@@ -19,7 +19,6 @@ from container.multi_model.served_model import MemoryNeed
 from container.run import launch
 from container.run.local_server import LocalServer, serve_command
 
-_STEP_TRACE = "OPTION_STEP_TRACE"
 _PLATFORM_LOADING_SECONDS = 360.0
 """How long SageMaker waits for a model to load."""
 
@@ -40,7 +39,8 @@ def make_router(config_path: str) -> Flask:
         flags = ["--lenient"] * config.lenient + ["--allow-remote-code"] * config.allow_remote_code
         kv_cache = {"OPTION_KV_CACHE_GB": need.kv_cache_gb} if need.kv_cache_gb else {}
         command = [*serve_command(folder), *flags]
-        trace = {_STEP_TRACE: own_trace(environ[_STEP_TRACE], name)} if _STEP_TRACE in environ else {}
+        path = environ.get(launch.STEP_TRACE)
+        trace = {launch.STEP_TRACE: own_trace(path, name)} if path else {}
         return LocalServer.start("the model's server", command, {**environ, **kv_cache, **trace})
 
     folders = {name: Path(folder) for name, folder in config.folders.items()}

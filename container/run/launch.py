@@ -23,6 +23,7 @@ from lmi_server.admin_token import token_digest
 
 DEFAULT_PORT = 8080
 ADMIN_TOKEN = "LMI_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
+STEP_TRACE = "OPTION_STEP_TRACE"
 GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 BIND_TO_PORT = "SAGEMAKER_BIND_TO_PORT"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -11,6 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from container.models.publish import lock_if_free
 
 _PREFIX = "lmi-"
 _LOCK = "lock"
@@ -29,17 +30,6 @@ def _base() -> Path:
     return temporary if len(os.fsencode(temporary)) <= _LONGEST_BASE else Path("/tmp")  # noqa: S108
 
 
-def _lock(folder: Path) -> int | None:
-    """Lock the folder. Returns the descriptor that holds the lock; None if a living process has the lock."""
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
 def remove_leftovers(base: Path | None = None) -> None:
     """Remove the folders that killed runs of this user left behind."""
     for folder in (base or _base()).glob(f"{_PREFIX}*"):
@@ -48,9 +38,10 @@ def remove_leftovers(base: Path | None = None) -> None:
             # The owner of a new folder may not have locked it yet.
             if status.st_uid != os.getuid() or time.time() - status.st_mtime < _YOUNG_SECONDS:
                 continue
-            if (folder / _LOCK).is_file() and (descriptor := _lock(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(descriptor)
+            if (folder / _LOCK).is_file():
+                with lock_if_free(folder / _LOCK) as acquired:
+                    if acquired:
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -59,10 +50,8 @@ def runtime_folder(base: Path | None = None) -> Iterator[Path]:
     base = base or _base()
     remove_leftovers(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-    descriptor = _lock(folder)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if descriptor is not None:
-            os.close(descriptor)
+    with lock_if_free(folder / _LOCK):
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

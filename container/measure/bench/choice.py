@@ -9,6 +9,7 @@ from pathlib import Path
 
 from container.measure.bench.arrivals import Arrivals, Burst, OpenLoop, Users
 from container.measure.bench.lengths import Exponential, Fixed, Lengths, RecordedLengths, Uniform, scale_count
+from container.measure.bench.prefixes import scale_prefixes
 from container.measure.bench.scenario import PRESETS, Scenario
 from container.measure.bench.trace import read_trace
 from container.measure.bench.workload import BenchError, Workload
@@ -104,7 +105,7 @@ class LoadChoice:
             prompts=self._lengths(prompts, self.input_tokens, Uniform.around),
             outputs=self._lengths(outputs, self.output_tokens, _spread_answers),
             num_requests=num_requests,
-            prefixes=workload.prefixes and workload.prefixes.scaled(factor),
+            prefixes=scale_prefixes(workload.prefixes, factor),
         )
 
     def _num_requests(self, base: Scenario) -> int:

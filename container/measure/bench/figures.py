@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 from container.measure.bench.load import LoadRun, RequestOutcome
@@ -44,6 +44,9 @@ class Spread:
             return cls(*[values[0]] * 5)
         cuts = statistics.quantiles(values, n=100, method="inclusive")
         return cls(statistics.fmean(values), cuts[49], cuts[89], cuts[94], cuts[98])
+
+
+STATISTICS = tuple(field.name for field in fields(Spread))
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ class Normal:
     deviation: float
 
     def draw(self, count: int, rng: random.Random) -> list[int]:
-        return _bounded(lambda: rng.gauss(self.mean, self.deviation), 2 * self.mean, count)
+        return bounded(lambda: rng.gauss(self.mean, self.deviation), 2 * self.mean, count)
 
     def scaled(self, factor: float) -> Normal:
         return Normal(scale_count(self.mean, factor), self.deviation * factor)
@@ -187,7 +187,7 @@ def _mean(scale: float, longest: int) -> float:
     return beyond - 1 / math.expm1(-1 / scale)
 
 
-def _bounded(draw: Callable[[], float], longest: int, count: int) -> list[int]:
+def bounded(draw: Callable[[], float], longest: int, count: int) -> list[int]:
     """Draw `count` values from 1 to `longest`; values outside are redrawn."""
     found: list[int] = []
     while len(found) < count:

@@ -5,26 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from container.measure.bench.lengths import scale_count
 
 _OWN_TOKENS = 4
 """Tokens of a prompt, special tokens included, outside its blocks. Prompts with the same prefix differ in these."""
-
-
-class Prefixes(Protocol):
-    """Shared prefixes. A prompt begins with blocks of `block_tokens` tokens; equal block ids mean equal text."""
-
-    @property
-    def block_tokens(self) -> int: ...
-
-    def draw(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
-        """Draw the block ids of `count` prompts."""
-
-    def scaled(self, factor: float) -> Prefixes: ...
-
-    def describe(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +21,8 @@ class SharedPrefixes:
     """Tokens of a prefix."""
 
     def draw(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
+        """Draw the block ids of `count` prompts."""
         return [(rng.randrange(self.num_prefixes),) for _ in range(count)]
-
-    def scaled(self, factor: float) -> SharedPrefixes:
-        return replace(self, block_tokens=scale_count(self.block_tokens, factor))
 
     def describe(self) -> str:
         return f"{self.num_prefixes} shared prefixes of {self.block_tokens} tokens"
@@ -53,13 +36,20 @@ class RecordedPrefixes:
     block_tokens: int
 
     def draw(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
+        """Return the block ids of the first `count` prompts."""
         return list(self.block_ids[:count])
-
-    def scaled(self, factor: float) -> RecordedPrefixes:
-        return replace(self, block_tokens=scale_count(self.block_tokens, factor))
 
     def describe(self) -> str:
         return f"recorded prefixes in blocks of {self.block_tokens} tokens"
+
+
+Prefixes = SharedPrefixes | RecordedPrefixes
+"""A prompt begins with blocks of `block_tokens` tokens; equal block ids mean equal text."""
+
+
+def scale_prefixes(prefixes: Prefixes | None, factor: float) -> Prefixes | None:
+    """Return the prefixes with blocks of `factor` times as many tokens."""
+    return prefixes and replace(prefixes, block_tokens=scale_count(prefixes.block_tokens, factor))
 
 
 def block_ids(

@@ -9,7 +9,7 @@ from typing import Any
 
 from container.machine import versions
 from container.measure.bench.dialects import DIALECTS
-from container.measure.bench.figures import Figures, Spread, failure
+from container.measure.bench.figures import STATISTICS, Figures, failure
 from container.measure.bench.load import LoadRun
 from container.measure.bench.scenario import Scenario
 from container.measure.bench.search import RateTrial, best_trial, open_bound, trials_table
@@ -18,8 +18,6 @@ from container.measure.bench.workload import BenchRequest
 from container.measure.numbers import format_number, percent, seconds
 from container.measure.output import Table
 from container.measure.sections import Finding, Report, Section, failed_requests, package_versions
-
-STATISTICS = tuple(field.name for field in dataclasses.fields(Spread))
 
 
 @dataclass(frozen=True, slots=True)

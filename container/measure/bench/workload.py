@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from container.measure.bench.lengths import Fixed, Lengths, scale_count
-from container.measure.bench.prefixes import Prefixes, block_ids
+from container.measure.bench.prefixes import Prefixes, block_ids, scale_prefixes
 from lmi_server.text.tokenizer import read_tokenizer
 
 _COMMON_WORDS = (
@@ -62,7 +62,7 @@ class Workload:
             self.prompts.scaled(factor),
             self.outputs.scaled(factor),
             scale_count(self.num_requests, factor),
-            self.prefixes and self.prefixes.scaled(factor),
+            scale_prefixes(self.prefixes, factor),
         )
 
     def describe(self) -> str:

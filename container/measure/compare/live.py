@@ -50,7 +50,7 @@ class SharedServer:
         """Return the body of the `PATCH` that switches the server to configuration `name`."""
         (config,) = (one for one in self.members if one.name == name)
         keys = [key for key in FIELDS if len({one.values.get(key) for one in self.members}) > 1]
-        return {key.removeprefix("option."): _typed(key, config.values.get(key, "")) for key in keys}
+        return {key.removeprefix("option."): _typed(key, config.set_value(key)) for key in keys}
 
 
 def shared_servers(configs: Iterable[Configuration]) -> tuple[SharedServer, ...]:
@@ -116,9 +116,9 @@ def _number(config: Configuration, key: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _typed(key: str, text: str) -> Scalar | None:
-    """Convert an option's value to JSON; None for an open value, which `lmi check` prints in brackets."""
-    return None if not text or text.startswith("(") else by_name()[key].type.from_text(text)
+def _typed(key: str, text: str | None) -> Scalar | None:
+    """Convert an option's value to JSON."""
+    return by_name()[key].type.from_text(text) if text else None
 
 
 def change_settings(name: str, url: str, token: str, settings: Mapping[str, Scalar | None]) -> None:

@@ -25,7 +25,7 @@ from container.measure.compare.live import SharedServer, change_settings, shared
 from container.measure.compare.plan import Plan, in_turn
 from container.measure.compare.results import Comparison, End, RequestTiming, RoundResult, StayResult
 from container.measure.compare.scrape import MetricsSnapshot, NoMetrics, kv_use, sampling, scrape
-from container.measure.compare.server_process import STEP_TRACE, ReadyServer, ServerFailed, StartServer
+from container.measure.compare.server_process import ReadyServer, ServerFailed, StartServer
 from container.measure.compare.stopping import reason_to_stop
 from container.measure.numbers import format_number, seconds
 from container.progress import ProgressView
@@ -155,7 +155,7 @@ class ComparisonRunner:
         trace = kept = None
         if self.trace_folder is not None and config.engine == "MPI" and not config.url:
             kept = self.trace_folder.absolute() / f"{stem}.jsonl"
-            variables[STEP_TRACE] = str(kept)
+            variables[launch.STEP_TRACE] = str(kept)
             trace = _of_first_copy(Path(config.set_value("option.step_trace") or kept), config)
             trace.unlink(missing_ok=True)
         self.view.start(f"{config.name}: starting")

@@ -6,7 +6,6 @@ import dataclasses
 import http.client
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -169,7 +168,7 @@ def scrape(url: str) -> MetricsSnapshot:
     try:
         with open_url(f"{url}/metrics", timeout=_TIMEOUT_SECONDS) as answer:
             return parse_metrics(answer.read(_MAX_BYTES).decode(errors="replace"))
-    except (OSError, urllib.error.URLError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException) as error:
         raise NoMetrics(f"cannot read {url}/metrics: {error}") from error
 
 

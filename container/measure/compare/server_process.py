@@ -19,7 +19,6 @@ _POLL_SECONDS = 0.1
 _PING_SECONDS = 5.0
 _SPARE_SECONDS = 60.0
 """Added to the configuration's own time limit for loading, which the server enforces itself."""
-STEP_TRACE = "OPTION_STEP_TRACE"
 _TAIL_LINES = 30
 
 
@@ -92,7 +91,7 @@ class RunningServer:
 def environment_for_servers() -> Mapping[str, str]:
     """Return this process's environment without the admin token and the step trace, which are for other servers."""
     environ = launch.without_admin_token(launch.environment())
-    return {name: value for name, value in environ.items() if name != STEP_TRACE}
+    return {name: value for name, value in environ.items() if name != launch.STEP_TRACE}
 
 
 def server_starter(environ: Mapping[str, str]) -> StartServer:

@@ -7,9 +7,9 @@ import operator
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from container.measure.bench.figures import Figures, Spread
+from container.measure.bench.figures import STATISTICS, Figures
 from container.measure.bench.workload import BenchError
 from container.measure.compare.summary import Measure
 from container.measure.numbers import NO_VALUE, SECONDS, format_number, percent, read_quantity, seconds
@@ -18,8 +18,7 @@ from lmi_server.values.nearest import nearest
 ERRORS = "errors"
 _RATES = {"tokens/s": "output_tokens_per_second", "requests/s": "requests_per_second", "goodput": "goodput"}
 _TIMES = ("ttft", "gap", "tpot", "latency")
-_STATISTICS = tuple(field.name for field in fields(Spread))
-_TIMES_OF = {f"{statistic} {time}": f"{time}.{statistic}" for time in _TIMES for statistic in _STATISTICS}
+_TIMES_OF = {f"{statistic} {time}": f"{time}.{statistic}" for time in _TIMES for statistic in STATISTICS}
 METRICS: Mapping[str, Measure] = {
     measure.key: measure
     for measure in (
@@ -30,7 +29,7 @@ METRICS: Mapping[str, Measure] = {
 }
 """Metrics by name: rates, the share of failed requests, and times in seconds, as `lmi bench` reports them."""
 _ACCEPTED = (
-    f"{', '.join(_RATES)}, {ERRORS}, and {'/'.join(_STATISTICS)} of {'/'.join(_TIMES)}, such as p95 ttft"
+    f"{', '.join(_RATES)}, {ERRORS}, and {'/'.join(STATISTICS)} of {'/'.join(_TIMES)}, such as p95 ttft"
 )
 _EXAMPLE = "limits and one objective, such as p95 ttft < 500ms, errors < 1%, max tokens/s"
 _UNITS: Mapping[str, Mapping[str, float]] = {"s": SECONDS, "%": {"%": 100}, "/s": {"/s": 1, "": 1}}

@@ -42,7 +42,7 @@ def _table(tuning: Tuning) -> Table:
         ]
         ratio = tuning.ratio(one) if one in run else None
         limits = _missed(tuning, measured or one.values) or "met"
-        return (_name(tuning, one), *cells, times(ratio), limits, "yes" if one in best else "")
+        return (_name(one), *cells, times(ratio), limits, "yes" if one in best else "")
 
     rows = tuple(map(row, [*run, *(other for other in best if other not in run)]))
     figures = (text for one in goal.measures for text in (f"{one.title}: predicted", "measured"))
@@ -56,7 +56,7 @@ def _table(tuning: Tuning) -> Table:
     return Table(f"{goal}: {tuning.explored.plan.scenarios[0].describe()}", header, rows)
 
 
-def _name(tuning: Tuning, one: Proposal) -> str:
+def _name(one: Proposal) -> str:
     return one.name if one.changes else f"{one.name} (unchanged)"
 
 
@@ -85,7 +85,7 @@ def sentences(tuning: Tuning) -> list[str]:
 
 def _verdict(tuning: Tuning) -> str:
     best, base, goal = tuning.best, tuning.baseline, tuning.goal
-    name = _name(tuning, best)
+    name = _name(best)
     candidates = (
         f"the {len(tuning.candidates)} configurations that were {'run' if tuning.comparison else 'simulated'}"
     )
@@ -113,7 +113,7 @@ def _wrong_predictions(tuning: Tuning) -> Iterator[str]:
     candidates, goal = tuning.candidates, tuning.goal
     predicted_best = min(candidates, key=lambda one: goal.rank(one.values))
     if predicted_best is not tuning.best:
-        yield f"The simulation predicted another best configuration: {_name(tuning, predicted_best)}."
+        yield f"The simulation predicted another best configuration: {_name(predicted_best)}."
     for one in candidates:
         measured = tuning.values(one)
         pairs = ((measure, one.values[measure.key], measured[measure.key]) for measure in goal.measures)
@@ -123,7 +123,7 @@ def _wrong_predictions(tuning: Tuning) -> Iterator[str]:
             if real and abs(predicted / real - 1) > _WRONG
         ]
         if wrong:
-            yield f"The simulation was wrong about {_name(tuning, one)}: {'; '.join(wrong)}."
+            yield f"The simulation was wrong about {_name(one)}: {'; '.join(wrong)}."
 
 
 def effect(tuning: Tuning) -> str:

@@ -40,18 +40,12 @@ __all__ = [
     "verify",
 ]
 
-SCHEMES: dict[str, Scheme] = {
-    "bundled": BundledModel(),
-    "gguf": GgufModels(),
-    "folder": LocalFolder(),
-    "s3": S3Models(),
-    "hub": HubModels(),
-}
+SCHEMES: tuple[Scheme, ...] = (BundledModel(), GgufModels(), LocalFolder(), S3Models(), HubModels())
 """Schemes in the order in which `owns` is called."""
 
 
 def _scheme(source: ModelSource) -> Scheme | None:
-    return next((scheme for scheme in SCHEMES.values() if scheme.owns(source)), None)
+    return next((scheme for scheme in SCHEMES if scheme.owns(source)), None)
 
 
 def is_fetched(source: ModelSource) -> bool:

@@ -163,7 +163,8 @@ def _is_template(path: str) -> bool:
 def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
     name = snapshot.name
     if CONFIG not in top:
-        raise ModelNotAvailable(f"{name} is not a model: it has no {CONFIG}; found: {_describe_files(top)}")
+        found = short_list(top) or "no files"
+        raise ModelNotAvailable(f"{name} is not a model: it has no {CONFIG}; found: {found}")
     if not snapshot.selection.with_weights or any(map(is_safetensors, top)):
         return
     others = [path for path in top if path.endswith(_OTHER_FORMATS)]
@@ -172,7 +173,7 @@ def _require_model(snapshot: Snapshot, top: dict[str, RemoteFile]) -> None:
         raise ModelNotAvailable(
             f"{name} has no {_WEIGHTS} file, only {short_list(others)}; weights must be safetensors: {advice}"
         )
-    raise ModelNotAvailable(f"{name} has no {_WEIGHTS} file; found: {_describe_files(top)}")
+    raise ModelNotAvailable(f"{name} has no {_WEIGHTS} file; found: {short_list(top)}")
 
 
 def _check_limits(name: str, files: tuple[RemoteFile, ...], max_small_bytes: int = MAX_SMALL_BYTES) -> None:
@@ -220,11 +221,6 @@ def _shards(where: str, index: Path) -> set[str]:
             )
         shards.add(shard)
     return shards
-
-
-def _describe_files(paths: Iterable[str]) -> str:
-    names = list(paths)
-    return short_list(names) if names else "no files"
 
 
 def short_list(paths: Iterable[str]) -> str:

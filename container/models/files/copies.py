@@ -22,8 +22,8 @@ from container.models.errors import ModelNotAvailable
 from container.models.files.remote import RemoteFile, Selection, Snapshot
 from container.models.publish import replace_text
 from engines.models.gguf_index import read_index
+from lmi_server.text import json_file
 
-_MAX_JSON_BYTES = 4 << 20
 _MAX_SLUG = 80
 
 
@@ -55,13 +55,11 @@ def copy_name(name: str, selection: Selection) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a small JSON object; empty if it cannot be read."""
+    """Read a JSON object that this program wrote; empty if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_MAX_JSON_BYTES))
-    except (OSError, ValueError, RecursionError):
+        return json_file.read_json(path)
+    except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

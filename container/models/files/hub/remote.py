@@ -19,16 +19,9 @@ from container.models.files.copies import copy_name
 from container.models.files.hub import versions
 from container.models.files.hub.download import Download, size_of
 from container.models.files.hub.errors import HubAddress, unavailable
-from container.models.files.hub.settings import COMMIT, DEFAULT_LIMITS, LIBRARY, TimeLimits
-from container.models.files.hub.sizes import FileHead, HeadReader
-from container.models.files.remote import (
-    DEFAULT_SELECTION,
-    RemoteFile,
-    Report,
-    Selection,
-    Snapshot,
-    Verification,
-)
+from container.models.files.hub.settings import COMMIT, LIBRARY, TimeLimits
+from container.models.files.hub.sizes import HeadReader
+from container.models.files.remote import RemoteFile, Report, Selection, Snapshot, Verification
 from container.models.files.retry import SHORT_WAIT_SECONDS, Throttled
 
 _ANSWER_SECONDS = 6.0
@@ -44,9 +37,9 @@ class HubRemote:
     """One model at one revision. `list_files` sets the commit that `fetch` then reads."""
 
     address: HubAddress
-    selection: Selection = DEFAULT_SELECTION
+    selection: Selection
     """The files to fetch. Only their sizes are requested if the listing has no sizes."""
-    limits: TimeLimits = DEFAULT_LIMITS
+    limits: TimeLimits
     _heads: HeadReader | None = field(default=None, init=False)
     """The headers of files at the listed commit."""
 
@@ -80,9 +73,9 @@ class HubRemote:
     ) -> tuple[RemoteFile, ...]:
         """Request the sizes of the files to be fetched among those of unknown size."""
         snapshot = Snapshot(copy_name(self.name, self.selection), files, self.selection)
-        wanted = unknown.intersection(file.path for file in choice.choose(snapshot).files)
-        heads = reader.heads(wanted, self.limits.listing or _SILENCE_SECONDS)
-        return tuple(_with_head(file, heads[file.path]) if file.path in wanted else file for file in files)
+        wanted = [file for file in choice.choose(snapshot).files if file.path in unknown]
+        read = reader.with_sizes(wanted, self.limits.listing or _SILENCE_SECONDS)
+        return tuple(read.get(file.path, file) for file in files)
 
     def _answer(self) -> ModelInfo:
         """Return the hub's response within the time limit of the listing.
@@ -155,12 +148,6 @@ class HubRemote:
 def _listed_size(sibling: RepoSibling) -> int | None:
     size = sibling.lfs.size if sibling.lfs else sibling.size
     return size if isinstance(size, int) else None
-
-
-def _with_head(file: RemoteFile, head: FileHead) -> RemoteFile:
-    """Return the file with its size, and with its ETag if the listing has no version of it."""
-    listed = file.version.partition(":")[2]
-    return RemoteFile(file.path, head.size, file.version if listed else versions.etag_version(head.etag))
 
 
 def _wait_after(failure: ModelNotAvailable, waits: list[float]) -> float | None:

@@ -29,9 +29,6 @@ class TimeLimits:
     """Time limit of a download for connecting and between two reads."""
 
 
-DEFAULT_LIMITS = TimeLimits()
-
-
 def time_limits(environ: Mapping[str, str]) -> TimeLimits:
     """Read HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT. Raises ModelNotAvailable if one is not a number."""
     return TimeLimits(_seconds(environ, "HF_HUB_ETAG_TIMEOUT"), _seconds(environ, "HF_HUB_DOWNLOAD_TIMEOUT"))

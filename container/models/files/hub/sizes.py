@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
@@ -12,19 +12,13 @@ from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.file_download import HfFileMetadata
 
 from container.models.errors import RemoteUnreachable
+from container.models.files.hub import versions
 from container.models.files.hub.errors import HubAddress, unavailable
 from container.models.files.hub.settings import LIBRARY
+from container.models.files.remote import RemoteFile
 from container.models.files.retry import RetryBudget, Throttled, seconds_for_attempts
 
 _THREADS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class FileHead:
-    """What the headers of a file say about it."""
-
-    size: int
-    etag: str
 
 
 @dataclass(slots=True)
@@ -33,40 +27,40 @@ class HeadReader:
 
     address: HubAddress
     commit: str
-    _heads: dict[str, FileHead] = field(default_factory=dict)
+    _files: dict[str, RemoteFile] = field(default_factory=dict)
 
-    def heads(self, paths: Iterable[str], timeout: float) -> dict[str, FileHead]:
-        """Return the headers of each file, read in parallel and with retries. Raises ModelNotAvailable.
+    def with_sizes(self, files: Iterable[RemoteFile], timeout: float) -> Mapping[str, RemoteFile]:
+        """Return the files by path with the sizes in their headers, which are read in parallel and with retries.
 
-        timeout: of a request, in seconds.
+        timeout: of a request, in seconds. Raises ModelNotAvailable.
         """
-        missing = [path for path in paths if path not in self._heads]
+        missing = [file for file in files if file.path not in self._files]
         budget = RetryBudget(seconds_for_attempts(timeout))
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="hub sizes")
         try:
-            for future in as_completed([pool.submit(self._read, path, timeout, budget) for path in missing]):
+            for future in as_completed([pool.submit(self._read, file, timeout, budget) for file in missing]):
                 future.result()
         finally:
             budget.stop.set()
             pool.shutdown(cancel_futures=True)
-        return self._heads
+        return self._files
 
-    def _read(self, path: str, timeout: float, budget: RetryBudget) -> None:
+    def _read(self, file: RemoteFile, timeout: float, budget: RetryBudget) -> None:
         failures = 0
         while not budget.stop.is_set():
             began = time.monotonic()
             try:
-                metadata = self._request(path, timeout)
+                metadata = self._request(file.path, timeout)
             except httpx2.HTTPError as error:
                 failures += 1
-                failure = unavailable(error, self.address, path)
+                failure = unavailable(error, self.address, file.path)
                 seconds = failure.seconds if isinstance(failure, Throttled) else 0.0
                 again = isinstance(failure, RemoteUnreachable)
                 if not again or not budget.wait_for_retry(began, failures, seconds):
                     raise failure from error
             else:
                 budget.progress()
-                self._heads[path] = self._head(path, metadata)
+                self._files[file.path] = self._with_head(file, metadata)
                 return
 
     def _request(self, path: str, timeout: float) -> HfFileMetadata:
@@ -80,8 +74,11 @@ class HeadReader:
                 raise
             raise unavailable(error, address, path) from error
 
-    def _head(self, path: str, metadata: HfFileMetadata) -> FileHead:
+    def _with_head(self, file: RemoteFile, metadata: HfFileMetadata) -> RemoteFile:
+        """Return the file with its size, and with its ETag if the listing has no version of it."""
         if metadata.size is None:
-            wrong = ValueError(f"neither the listing nor the headers have a size for {path}")
+            wrong = ValueError(f"neither the listing nor the headers have a size for {file.path}")
             raise unavailable(wrong, self.address)
-        return FileHead(metadata.size, metadata.etag or "")
+        listed = file.version.partition(":")[2]
+        version = file.version if listed else versions.etag_version(metadata.etag or "")
+        return RemoteFile(file.path, metadata.size, version)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
@@ -20,9 +20,6 @@ from container.models.files.s3.address import S3Address
 from container.models.files.s3.errors import FAILURES, attempt, model_error
 from container.models.files.s3.parts import THREADS, S3Object, fetch_parts
 from container.models.files.s3.verification import ObjectCheck
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _CONNECT_SECONDS = 2.0
 _READ_SECONDS = 3.4

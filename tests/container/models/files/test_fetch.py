@@ -14,8 +14,8 @@ import pytest
 
 from container.models.errors import AccessRefused, DamagedContent, ModelNotAvailable, RemoteUnreachable
 from container.models.files import choice, fetch
-from container.models.files.copies import last_published
-from container.models.files.remote import RemoteFile, Report, Selection, Verification
+from container.models.files.copies import Copy, folders, last_published, read_json
+from container.models.files.remote import RemoteFile, Report, Selection, Snapshot, Verification
 from container.progress import LogLines
 from tests.support.model_folders import safetensors_bytes
 from tests.support.waiting import wait_until
@@ -122,6 +122,15 @@ def test_a_damaged_index_locates_nothing_and_is_repaired(index: str, obtain: Obt
     assert obtain(remote).folder == folder
     assert remote.fetched == []
     assert last_published("test://model", cache) == folder
+
+
+def test_the_longest_list_of_files_is_read_back(cache: Path) -> None:
+    files = tuple(RemoteFile(f"{number:01024}", 1, "") for number in range(choice.MAX_FILES))
+    copy = Copy(cache, Snapshot("test://model", files))
+    aside = folders(cache)[1]
+    aside.mkdir(parents=True)
+    copy.write_list(files)
+    assert len(read_json(aside / f"{copy.folder.name}.json")["files"]) == choice.MAX_FILES
 
 
 def test_an_unreachable_remote_without_a_copy_is_an_error(obtain: Obtain, cache: Path) -> None:
