@@ -54,9 +54,6 @@ class Engine(Protocol):
         Raises `engines.errors.Unavailable` while one of several copies does not serve.
         """
 
-    def close(self) -> None:
-        """Close sockets and files."""
-
 
 @runtime_checkable
 class HandlerEngine(Engine, Protocol):

@@ -6,7 +6,6 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flask import Response, g
@@ -41,7 +40,7 @@ class RequestRecord:
         """Value of the response header `x-request-id`."""
         return self.client_id or self.id
 
-    def log(self, method: str, path: str, status: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def log(self, method: str, path: str, status: int) -> None:
         """Write the log line."""
         generation = self.generation
         first = generation.first_token_time if generation is not None else None
@@ -57,7 +56,7 @@ class RequestRecord:
             generation.num_prompt_tokens if generation is not None else 0,
             generation.num_generated if generation is not None else 0,
             "-" if first is None else f"{(first - self.arrival_time) * 1000:.1f}",
-            (clock() - self.arrival_time) * 1000,
+            (time.monotonic() - self.arrival_time) * 1000,
             self.finish or "-",
         )
 

@@ -187,10 +187,6 @@ class ReplicaSet:
         gevent.joinall(roll_backs, raise_error=True)
         return SchedulerReply(before[0], refused) if refused else None
 
-    def close(self) -> None:
-        for copy in self._replicas:
-            copy.engine.close()
-
     def _choose(self, serving: Sequence[_Replica], request: Request) -> tuple[_Replica, int]:
         """Choose the copy for a request. Returns the copy, and the number of prompt tokens that it has to compute."""
         hashes = self._prefixes.block_hashes(request.tenant, request.prompt_token_ids)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 from engines.core import FinishReason, Request, RequestOutput, SampledToken
 from engines.errors import EngineError, RequestFailed
+from engines.python.messages import BatchWaste
 from engines.python.running import Delivered
 from engines.sampling.batch import SamplingRow
 
@@ -86,16 +86,6 @@ class BatchRow:
         """End the row with an error."""
         self.ended = True
         return RequestOutput.failed(self.id, error)
-
-
-@dataclass(slots=True)
-class BatchWaste:
-    """Wasted tokens. Counted by `Steps` and `BatchRunner` while the batch runs."""
-
-    prompt_padding: int = 0
-    """Tokens added to pad prompts to the length of the longest."""
-    ended_row_tokens: int = 0
-    """Tokens computed for rows that had ended while other rows continued."""
 
 
 class DynamicBatch:

@@ -15,7 +15,8 @@ import torch
 
 from engines.core import Request, RequestOutput
 from engines.errors import InvalidRequest, RequestFailed
-from engines.python.batch import BatchRow, BatchWaste, CallStarted, Deliver, DynamicBatch
+from engines.python.batch import BatchRow, CallStarted, Deliver, DynamicBatch
+from engines.python.messages import BatchWaste
 from engines.python.model import LoadedModel
 from engines.python.padding import generate, padding_is_harmless
 from engines.python.pulse import DeadlineReached, Pulse

@@ -126,9 +126,9 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
                     case StepDone(outputs):
                         self._metrics.steps += 1
                         self._send(front, outputs)
-                    case BatchDone(prompt_padding, ended_row_tokens):
-                        self._metrics.prompt_padding += prompt_padding
-                        self._metrics.ended_row_tokens += ended_row_tokens
+                    case BatchDone(waste):
+                        self._metrics.prompt_padding += waste.prompt_padding
+                        self._metrics.ended_row_tokens += waste.ended_row_tokens
                         self._deaths = 0
                         self._stuck_at = None
                         self._batcher.set_free(self._clock())

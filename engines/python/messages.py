@@ -55,13 +55,19 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     outputs: list[RequestOutput]
 
 
+class BatchWaste(msgspec.Struct):
+    """Wasted tokens of a batch. Counted by `Steps` and `BatchRunner` while the batch runs."""
+
+    prompt_padding: int = 0
+    """Tokens added to pad prompts to the length of the longest."""
+    ended_row_tokens: int = 0
+    """Tokens computed for rows that had ended while other rows continued."""
+
+
 class BatchDone(msgspec.Struct, frozen=True, tag=True):
     """From the generating process: every request of the batch has had its last output, or was forgotten."""
 
-    prompt_padding: int
-    """Tokens added to pad prompts to the length of the longest."""
-    ended_row_tokens: int
-    """Tokens computed for rows that had ended while other rows continued."""
+    waste: BatchWaste
 
 
 FromGenerator = Ready | CannotLoad | CallStarted | StepDone | BatchDone

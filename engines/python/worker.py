@@ -71,5 +71,4 @@ def _serve(runner: BatchRunner, link: Link[ToGenerator], board: StatusBoard) -> 
         message = link.receive(IDLE_BEAT_SECONDS)
         # A `Forget` that arrives here is for a batch that has ended.
         if isinstance(message, Run):
-            waste = runner.run(message.requests, deliver, call_started)
-            link.send(BatchDone(waste.prompt_padding, waste.ended_row_tokens))
+            link.send(BatchDone(runner.run(message.requests, deliver, call_started)))

@@ -7,6 +7,7 @@ and handles trailing blanks.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -180,17 +181,12 @@ def _check_encoding(entry: Entry, found: _Findings) -> None:
             )
         return
     odd = next(character for character in meant if not character.isascii())
-    escape = "".join(f"\\u{ord(unit):04x}" for unit in _utf16_units(odd))
+    escape = json.dumps(odd)[1:-1]
     found.warning(
         entry,
         f"the line is UTF-8, but properties files are ISO-8859-1: {odd!r} is read as"
         f" {odd.encode('utf-8').decode('iso-8859-1')!r}; write {escape}",
     )
-
-
-def _utf16_units(character: str) -> list[str]:
-    data = character.encode("utf-16-be")
-    return [chr(int.from_bytes(data[i : i + 2], "big")) for i in range(0, len(data), 2)]
 
 
 def _find_duplicates(entries: list[Entry], found: _Findings) -> None:

@@ -203,9 +203,6 @@ class FakeEngine:
             self.settings = replace(self.settings, **changes)  # type: ignore[arg-type]
         return SchedulerReply(self.settings, refused)
 
-    def close(self) -> None:
-        pass
-
 
 def make_stats() -> EngineStats:
     info = EngineInfo("test-model", "MPI", 1, "cpu", "fp32", 1024, 4096, 16, 32, MAX_MODEL_LEN, True)

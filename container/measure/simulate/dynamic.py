@@ -16,7 +16,7 @@ from engines.health import StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.dispatch import Dispatch
 from engines.python.generating_process import GeneratingProcess
-from engines.python.messages import BatchDone, FromGenerator, StepDone
+from engines.python.messages import BatchDone, BatchWaste, FromGenerator, StepDone
 from engines.python.running import batch_timed_out
 
 _TOKEN = 0
@@ -86,7 +86,7 @@ class VirtualGenerator(GeneratingProcess):
             self._start_step([self._width + self._num_steps - 1] * self._size, [1] * self._size)
         else:
             self.ready = math.inf
-            yield BatchDone(self._padding, self._ended_tokens)
+            yield BatchDone(BatchWaste(self._padding, self._ended_tokens))
 
     def _output(self, request: Request) -> RequestOutput:
         ended = self._num_steps == request.sampling.max_new_tokens

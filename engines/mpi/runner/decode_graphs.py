@@ -75,21 +75,18 @@ call, which each launch overwrites."""
 
 
 def graph_recorder(device: torch.device) -> Record | None:
-    """Return the recorder; None if the device has no graphs."""
-    return _CudaRecorder() if device.type == "cuda" else None
+    """Return a recorder of CUDA graphs that share one memory pool; None if the device has no graphs."""
+    if device.type != "cuda":
+        return None
+    pool = torch.cuda.graph_pool_handle()
 
-
-class _CudaRecorder:
-    """Recorder of CUDA graphs that share one memory pool."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, decode: Callable[[], DecodeOutputs]) -> tuple[Callable[[], None], DecodeOutputs]:
+    def record(decode: Callable[[], DecodeOutputs]) -> tuple[Callable[[], None], DecodeOutputs]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=pool):
             outputs = decode()
         return graph.replay, outputs
+
+    return record
 
 
 class DecodeGraphs:

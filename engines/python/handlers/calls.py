@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from djl_python import Input, Output
 from djl_python.inputs import Properties
 
 from engines.invocations import Invocation, InvocationOutput
 from engines.python.handlers import answers
-from engines.python.handlers.entry import Handler
 from engines.python.handlers.messages import Add, Answered, CallDone, RunBatch, ToWorker
 from engines.python.link import Link
 from engines.python.worker_main import receive_forgotten_ids
@@ -26,7 +26,9 @@ _RESERVED = ("batch_size", *_REPEATED)
 class Calls:
     """Calls one handler, one batch at a time."""
 
-    def __init__(self, handler: Handler, link: Link[ToWorker], properties: Mapping[str, str]) -> None:
+    def __init__(
+        self, handler: Callable[[Input], Any], link: Link[ToWorker], properties: Mapping[str, str]
+    ) -> None:
         """properties: of the call in which the handler loads its model."""
         self._handler = handler
         self._properties = properties

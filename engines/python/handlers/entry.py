@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from djl_python import Input
 
@@ -17,33 +17,8 @@ from engines.python.handlers.formatters import Formatters
 from engines.python.handlers.stages import Stages
 
 
-class Handler(Protocol):
-    """Interface through which workers call a handler."""
-
-    @property
-    def takes_batches(self) -> bool:
-        """Whether one call may contain several requests."""
-
-    def __call__(self, inputs: Input) -> Any:
-        """Return an `Output` or None. May raise anything."""
-
-
-class FunctionHandler:
-    """A function such as `handle(inputs)`."""
-
-    takes_batches = True
-
-    def __init__(self, function: Callable[[Input], Any]) -> None:
-        self._function = function
-
-    def __call__(self, inputs: Input) -> Any:
-        return self._function(inputs)
-
-
 class AsyncHandler:
     """A coroutine function such as `async def handle(inputs)`, or an asynchronous generator."""
-
-    takes_batches = False
 
     def __init__(self, function: Callable[[Input], Any]) -> None:
         self._function = function
@@ -91,7 +66,7 @@ def _is_module(name: str, file: Path) -> bool:
     return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file.resolve()
 
 
-def find_handler(module: ModuleType, function: str, properties: dict[str, str]) -> Handler | AsyncHandler:
+def find_handler(module: ModuleType, function: str, properties: dict[str, str]) -> Callable[[Input], Any]:
     """Return the handler: the named function, or else the module's decorated or toolkit functions together.
 
     function: empty if the module only has formatters for the server's own text generation.
@@ -100,11 +75,11 @@ def find_handler(module: ModuleType, function: str, properties: dict[str, str]) 
     """
     if not function:
         return Formatters.of(module, properties)
-    found = getattr(module, function, None)
+    found: Callable[[Input], Any] | None = getattr(module, function, None)
     if not callable(found):
         return Stages.of(module, function, properties)
     is_async = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
     # With async_mode, as in LMI, a function may return something to await.
     if is_async or properties.get("async_mode", "").strip().lower() == "true":
         return AsyncHandler(found)
-    return FunctionHandler(found)
+    return found

@@ -29,8 +29,6 @@ _DEFAULT_TYPES = ("", "application/octet-stream", "application/x-www-form-urlenc
 class Formatters:
     """Handles calls from web processes, whose property `stage` is `input` or `output`."""
 
-    takes_batches = False
-
     def __init__(
         self, functions: Mapping[str, Function], properties: dict[str, str], takes_index: bool
     ) -> None:

@@ -42,8 +42,6 @@ def decorated_functions(module: ModuleType) -> dict[str, Function]:
 class Stages:
     """Calls the functions of one file in turn, for one request at a time."""
 
-    takes_batches = False
-
     def __init__(self, functions: dict[str, Function], properties: dict[str, str]) -> None:
         """functions: by role, or by name in the toolkit."""
         self._functions = functions

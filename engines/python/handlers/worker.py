@@ -35,6 +35,8 @@ def _load(arguments: argparse.Namespace, link: Link[ToWorker]) -> Serve:
     from engines.python.handlers.async_calls import AsyncCalls  # these modules import djl_python
     from engines.python.handlers.calls import Calls
     from engines.python.handlers.entry import AsyncHandler, find_handler, load_module
+    from engines.python.handlers.formatters import Formatters
+    from engines.python.handlers.stages import Stages
 
     imported = process_age()
     config = HandlerEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
@@ -55,9 +57,9 @@ def _load(arguments: argparse.Namespace, link: Link[ToWorker]) -> Serve:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}; {IF_MISSING}") from error
     seconds = {"imports": imported, "handler": process_age() - imported}
-    link.send(
-        Ready(config.parallel.device, seconds, isinstance(handler, AsyncHandler), handler.takes_batches)
-    )
+    is_async = isinstance(handler, AsyncHandler)
+    takes_batches = not isinstance(handler, AsyncHandler | Stages | Formatters)
+    link.send(Ready(config.parallel.device, seconds, is_async, takes_batches))
     return calls.serve
 
 

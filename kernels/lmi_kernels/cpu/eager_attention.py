@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
-from lmi_kernels.cpu.structs import Attention, KvLayer, RopeAndStore, Step, address
+from lmi_kernels.cpu.structs import Attention, KvLayer, RopeAndStore, Step
 from lmi_kernels.cpu.team import Program, Team
 
 
@@ -29,9 +31,9 @@ class LayerAttention:
         self._team, self._width = team, num_heads * cache.head_dim
         self._scratch_bytes = team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
         self._keep_alive = (cache, sinks)
-        self._store = RopeAndStore(cache=address(cache), num_heads=num_heads)
+        self._store = RopeAndStore(cache=ctypes.addressof(cache), num_heads=num_heads)
         self._attention = Attention(
-            cache=address(cache),
+            cache=ctypes.addressof(cache),
             num_heads=num_heads,
             scale=scale,
             window=window or 0,

@@ -60,21 +60,12 @@ class Library:
         """(number of threads, query heads, KV heads, head_dim) -> bytes of `Attention.scratch`."""
         self.attention_scratch_bytes.argtypes = [c_int32] * 4
         self.attention_scratch_bytes.restype = c_int64
-        self.instructions = use_instructions(functions, wanted)
-
-
-def use_instructions(functions: ctypes.CDLL, wanted: str | None) -> str:
-    """Select the instruction set, and return its name.
-
-    Raises:
-        ValueError: the processor lacks the instruction set.
-    """
-    choose = functions.lmi_use_instructions
-    choose.argtypes, choose.restype = [c_char_p], c_char_p
-    name: bytes | None = choose(wanted.encode() if wanted else None)
-    if name is None:
-        raise ValueError(f"this processor has no {wanted or 'AVX2'} instructions")
-    return name.decode()
+        choose = functions.lmi_use_instructions
+        choose.argtypes, choose.restype = [c_char_p], c_char_p
+        name: bytes | None = choose(wanted.encode() if wanted else None)
+        if name is None:
+            raise ValueError(f"this processor has no {wanted or 'AVX2'} instructions")
+        self.instructions = name.decode()
 
 
 def library_path() -> Path | None:

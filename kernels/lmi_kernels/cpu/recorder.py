@@ -3,6 +3,7 @@ model needs only one implementation. `binding.py` makes programs from the list."
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -236,7 +237,7 @@ class Recorder:
             "k_norm": k_norm,
             "cos_sin": None if cos_sin is None else cos_sin.data_ptr(),
             "rotary_dim": 0 if cos_sin is None else cos_sin.shape[1],
-            "cache": structs.address(cache),
+            "cache": ctypes.addressof(cache),
             "num_heads": num_heads,
             "eps": eps,
         }
@@ -271,7 +272,7 @@ class Recorder:
         """
         size = self.team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
         fields = {
-            "cache": structs.address(cache),
+            "cache": ctypes.addressof(cache),
             "num_heads": num_heads,
             "scale": scale,
             "window": window or 0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
-from typing import Any
 
 import torch
 
@@ -60,10 +59,7 @@ class Function(IntEnum):
 
 
 class Struct(ctypes.Structure):
-    """A struct with fields that are initialised by name."""
-
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**fields)
+    """Base class of the structs whose sizes the library reports. Fields are initialised by name."""
 
 
 class KvLayer(Struct):
@@ -324,10 +320,6 @@ class GreedyHead(Struct):
         ("bounds", c_void_p),
         ("products", c_void_p),
     )
-
-
-def address(struct: Struct) -> int:
-    return ctypes.addressof(struct)
 
 
 SECONDS = c_double * len(OpKind)

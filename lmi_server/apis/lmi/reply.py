@@ -53,11 +53,11 @@ class LmiReply:
         self._shows_full_text: bool = parameters["return_full_text"]
 
     def body(self, result: GenerationResult) -> Any:
-        bodies = []
-        start = 0
-        for request in self._requests:
-            bodies.append(self._prompt_body(request, result.completions[start : start + request.n]))
-            start += request.n
+        n = self._requests[0].n
+        bodies = [
+            self._prompt_body(request, result.completions[prompt * n : (prompt + 1) * n])
+            for prompt, request in enumerate(self._requests)
+        ]
         return bodies if self._as_list else bodies[0]
 
     def start(self) -> list[str]:

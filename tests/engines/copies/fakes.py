@@ -40,7 +40,6 @@ class FakeCopy:
         """Settings that it applies without a reply."""
         self.before_change: Callable[[], object] = lambda: None
         """Called before a change of settings is applied."""
-        self.closed = False
 
     def submit(self, *requests: Request) -> ClientStream[RequestOutput]:
         raise AssertionError("ReplicaSet submits with a stream of its own")
@@ -78,9 +77,6 @@ class FakeCopy:
         if self.silent_for & changes.keys():
             return None
         return SchedulerReply(self.settings, refused)
-
-    def close(self) -> None:
-        self.closed = True
 
     def finish(self, request_id: str) -> None:
         self.streams.pop(request_id).put(RequestOutput(request_id, finish_reason=FinishReason.LENGTH))

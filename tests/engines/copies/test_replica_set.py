@@ -375,9 +375,3 @@ def test_a_settings_change_that_times_out_waiting_for_another_is_refused(tmp_pat
     ):
         replicas.configure_scheduler({"max_waiting": 7}, 0)
     assert replicas.configure_scheduler({"max_waiting": 7}, 60) is not None
-
-
-def test_close_closes_all_copies() -> None:
-    replicas, copies = make_set()
-    replicas.close()
-    assert all(copy.closed for copy in copies)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from engines.core import Request, RequestOutput, SamplingParams
-from engines.python.batch import BatchWaste
 from engines.python.batch_runner import BatchRunner
+from engines.python.messages import BatchWaste
 from engines.python.model import describe
 from engines.python.pulse import Pulse, clamp_positions
 from tests.support.tiny_architectures import CONTEXT, make_model

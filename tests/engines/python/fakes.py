@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from engines.core import FinishReason, Request, RequestOutput
-from engines.python.messages import BatchDone, CallStarted, FromGenerator, Ready, StepDone
+from engines.python.messages import BatchDone, BatchWaste, CallStarted, FromGenerator, Ready, StepDone
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Drain, ToEngine
 from tests.engines.mpi.fakes import CLIENT, ScriptedFront, expected_output
@@ -109,7 +109,7 @@ class FakeGenerator:
             yield StepDone(outputs)
         if not self._batch:
             self._running = False
-            yield BatchDone(3, 5)
+            yield BatchDone(BatchWaste(3, 5))
 
     def _output(self, request: Request) -> RequestOutput:
         tokens, reason = expected_output(request)

@@ -12,7 +12,7 @@ import pytest
 
 from engines.core import Request, RequestOutput, SamplingParams
 from engines.python.link import Link, LinkClosed, Outbox
-from engines.python.messages import BatchDone, Forget, FromGenerator, Run, StepDone, ToGenerator
+from engines.python.messages import BatchDone, BatchWaste, Forget, FromGenerator, Run, StepDone, ToGenerator
 
 Ends = tuple[Link[FromGenerator], Link[ToGenerator]]
 
@@ -40,8 +40,8 @@ def test_messages_arrive_in_order_and_unchanged(ends: Ends) -> None:
     assert generator.receive(0.0) is None
     done = StepDone([RequestOutput("a", (7,), (-0.5,))])
     generator.send(done)
-    generator.send(BatchDone(1, 2))
-    assert [dispatcher.receive(1.0), dispatcher.receive(0.0)] == [done, BatchDone(1, 2)]
+    generator.send(BatchDone(BatchWaste(1, 2)))
+    assert [dispatcher.receive(1.0), dispatcher.receive(0.0)] == [done, BatchDone(BatchWaste(1, 2))]
 
 
 def _large_run() -> Run:
@@ -67,10 +67,11 @@ def test_the_outbox_stops_when_the_receiver_closes_without_reading(ends: Ends) -
 
 def test_messages_sent_before_a_close_are_received(ends: Ends) -> None:
     dispatcher, generator = ends
-    generator.send(BatchDone(0, 0))
-    generator.send(BatchDone(1, 1))
+    generator.send(BatchDone(BatchWaste()))
+    generator.send(BatchDone(BatchWaste(1, 1)))
     generator.close()
-    assert [dispatcher.receive(1.0), dispatcher.receive(1.0)] == [BatchDone(0, 0), BatchDone(1, 1)]
+    assert dispatcher.receive(1.0) == BatchDone(BatchWaste())
+    assert dispatcher.receive(1.0) == BatchDone(BatchWaste(1, 1))
     for _ in range(2):
         with pytest.raises(LinkClosed):
             dispatcher.receive(1.0)

@@ -12,7 +12,7 @@ from djl_python import Input
 
 from engines.invocations import Invocation, InvocationOutput
 from engines.python.handlers.calls import Calls
-from engines.python.handlers.entry import FunctionHandler, find_handler, load_module
+from engines.python.handlers.entry import find_handler, load_module
 from engines.python.handlers.messages import Answered
 from engines.python.messages import Forget
 from tests.support.handler_engine import LMI_FILES, Reply
@@ -36,7 +36,7 @@ class Line:
         self.outputs: list[InvocationOutput] = []
         self.messages: list[Forget] = []
         """Messages from the dispatcher."""
-        self.calls = Calls(FunctionHandler(handle), self, LOADED)  # type: ignore[arg-type]
+        self.calls = Calls(handle, self, LOADED)  # type: ignore[arg-type]
 
     def send(self, message: Answered) -> None:
         self.outputs += message.outputs

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from djl_python import Input
 
-from engines.python.handlers.entry import AsyncHandler, FunctionHandler, find_handler, load_module
+from engines.python.handlers.entry import AsyncHandler, find_handler, load_module
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_with_async_mode_a_function_may_return_something_to_await() -> None:
 
     module = ModuleType("own")
     module.handle = lambda inputs: answer()  # type: ignore[attr-defined]
-    assert isinstance(find_handler(module, "handle", {}), FunctionHandler)
+    assert find_handler(module, "handle", {}) is module.handle
     handler = find_handler(module, "handle", {"async_mode": "TRUE"})
     assert isinstance(handler, AsyncHandler)
     assert asyncio.run(handler(Input())) == 7
