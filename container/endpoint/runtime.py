@@ -81,9 +81,9 @@ class Runtime:
         """
         params = self._parameters(endpoint, STREAM, headers)
         passed = self._passed_on(params)
+        limit = self._limits.stream if _is_streamed(body) else self._limits.whole
         lease = endpoint.traffic.lease(params.get("TargetVariant"), params.get("SessionId"))
         self._copy(endpoint, passed, body, CHAT)
-        limit = self._limits.stream if _is_streamed(body) else self._limits.whole
         call = ContainerCall(endpoint.traffic, lease, passed, body, limit, CHAT)
         variant = {"x-Amzn-Invoked-Production-Variant": lease.variant.name}
         return {"Content-Type": call.content_type, **variant}, call
@@ -129,7 +129,7 @@ def _is_streamed(body: bytes) -> bool:
     """Return whether a request in OpenAI's format asks for a stream."""
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(fields, dict) and fields.get("stream") is True
 

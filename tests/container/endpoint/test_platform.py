@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import json
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 from botocore.exceptions import ClientError
@@ -77,7 +81,6 @@ def test_names_are_unique_and_references_exist(platform: FakeLab) -> None:
     variant = {"VariantName": "A", "ModelName": "none"}
     params = {"EndpointConfigName": "two", "ProductionVariants": [variant]}
     assert "Could not find model" in error_of(api.create_endpoint_config, **params)[1]
-
 
 @pytest.mark.parametrize(
     ("container", "words"),
@@ -278,3 +281,12 @@ def test_requests_with_a_foreign_host_header_are_rejected(platform: FakeLab) -> 
     assert response.status == 400
     assert b"not a name of this machine" in response.read()
     connection.close()
+
+
+@pytest.mark.parametrize("body", [b"{", b"[" * 200_000], ids=["incomplete", "deeply nested"])
+def test_a_body_that_is_not_json_is_rejected(body: bytes, platform: FakeLab) -> None:
+    request = Request(platform.url, body, {"X-Amz-Target": "SageMaker.ListModels"})  # noqa: S310 - on loopback
+    with pytest.raises(HTTPError) as caught:
+        urlopen(request)  # noqa: S310
+    with closing(caught.value):
+        assert json.load(caught.value)["__type"] == "SerializationException"
