@@ -82,6 +82,19 @@ def test_names_are_unique_and_references_exist(platform: FakeLab) -> None:
     params = {"EndpointConfigName": "two", "ProductionVariants": [variant]}
     assert "Could not find model" in error_of(api.create_endpoint_config, **params)[1]
 
+
+def test_names_that_differ_only_in_case_are_the_same_to_create_and_different_to_describe(
+    platform: FakeLab,
+) -> None:
+    """ARNs are in lower case."""
+    api = platform.sagemaker
+    model = api.create_model(ModelName="Chat", PrimaryContainer={})["ModelArn"]
+    code, message = error_of(api.create_model, ModelName="chat", PrimaryContainer={})
+    assert (code, message) == ("ValidationException", f'Cannot create already existing model "{model}".')
+    assert api.describe_model(ModelName="Chat")["ModelName"] == "Chat"
+    assert "Could not find model" in error_of(api.describe_model, ModelName="chat")[1]
+
+
 @pytest.mark.parametrize(
     ("container", "words"),
     [
