@@ -37,10 +37,15 @@ class FakeContainer(RunningContainer):
         self.arrived = threading.Semaphore(0)
         """Released by each request on arrival."""
         self.dead: str | None = None
+        self.hang: str | None = None
+        """Why the container hangs, as the next check finds out."""
         self.ended = False
 
     def death(self) -> str | None:
         return self.dead
+
+    def check(self) -> None:
+        self.dead = self.hang or self.dead
 
     def wait_healthy(self, limit: float, stopping: threading.Event) -> None:
         if reason := self.environment.get("UNHEALTHY"):
