@@ -87,7 +87,11 @@ class ModelManager:
         self._loading_limit = loading_limit
         self._changed = threading.Condition()
         self._admission = threading.Lock()
-        """Held while memory is reserved for a model, so that two models cannot reserve the same memory."""
+        """Held while memory is reserved for a model, so that two models cannot reserve the same memory.
+
+        It is also held while requests of a model to be unloaded finish: small models must not take the memory that a
+        large one waits for.
+        """
         self.closing = False
         self.starting = self._on_demand
         """Whether there are configured models that `load_all` has not tried to load yet."""
