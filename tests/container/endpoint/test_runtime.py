@@ -267,3 +267,14 @@ def test_a_copy_of_a_stream_has_its_time_limit_and_is_read_like_a_stream(chat: b
         for figures in platform.figures().values():
             assert figures["errors"] == 0
             assert figures["first_byte"].p50 > 0
+
+
+def test_a_session_that_the_container_closes_is_not_sticky(platform: FakeLab) -> None:
+    platform.deploy(A={"InitialInstanceCount": 3})
+    api = platform.runtime
+    api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", SessionId="NEW_SESSION")
+    reply = api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"close", SessionId="s1")
+    assert reply["ClosedSessionId"] == "s1"
+    for _ in range(30):
+        api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", SessionId="s1")
+    assert all(len(container.headers) > 2 for container in platform.containers)
