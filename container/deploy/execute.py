@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +24,9 @@ def execute(
 ) -> None:
     """Make the calls and wait until the endpoint is in service. If a call fails, earlier calls are undone.
 
-    Models and configurations that exist already are reused, and not deleted if a later call fails.
+    Models and configurations that exist already are reused, and not deleted if a later call fails. A call for the
+    endpoint may fail although it was accepted: its answer was lost and boto3 sent it again, or another deployment made
+    it first. The configuration is in use then, and nothing is undone.
 
     sagemaker: boto3's client. Raises: CannotDeploy, also when SageMaker rolls an update back.
     """
@@ -39,10 +40,14 @@ def execute(
             if _can_be_reused(call, error):
                 say(f"{call.method}: exists, reused")
                 continue
+            found = _describe(deployment.endpoint, sagemaker) if call is calls[-1] else {}
+            if _is_accepted(deployment, found):
+                say(f"{call.method}: accepted already")
+                break
             _undo(completed, sagemaker, say)
             # SageMaker quotes values that it refuses.
             reason = without_secrets(str(error), deployment.secrets, environ)
-            advice = _advice(call, error, deployment.endpoint, sagemaker)
+            advice = _advice(call, error, deployment.endpoint, found)
             raise CannotDeploy(f"{call.method}: {reason}{advice}") from error
         completed.append(call)
     say(f"waiting until {deployment.endpoint} is in service")
@@ -72,16 +77,34 @@ def _can_be_reused(call: ApiCall, error: Exception) -> bool:
     return found.get("Code") == "ValidationException" and ALREADY_EXISTS in found.get("Message", "")
 
 
-def _advice(call: ApiCall, error: Exception, endpoint: str, sagemaker: Any) -> str:
-    """Return what to do if the endpoint exists but should not, or the other way around; otherwise an empty text."""
+def _describe(endpoint: str, sagemaker: Any) -> Mapping[str, Any]:
+    """Return an endpoint as SageMaker describes it; nothing if that fails, such as if there is none."""
+    try:
+        found: Mapping[str, Any] = sagemaker.describe_endpoint(EndpointName=endpoint)
+    except (ClientError, BotoCoreError):
+        return {}
+    return found
+
+
+def _is_accepted(deployment: Deployment, found: Mapping[str, Any]) -> bool:
+    """Whether SageMaker creates or updates the endpoint as planned. found: the endpoint as SageMaker describes it."""
+    configs = [found.get("PendingDeploymentSummary", {}).get("EndpointConfigName")]
+    if deployment.calls[-1].method == "create_endpoint":
+        configs.append(found.get("EndpointConfigName"))
+    return deployment.config_name in configs
+
+
+def _advice(call: ApiCall, error: Exception, endpoint: str, found: Mapping[str, Any]) -> str:
+    """Return what to do if the endpoint exists but should not, or the other way around; otherwise an empty text.
+
+    found: the endpoint as SageMaker describes it.
+    """
     message = error.response.get("Error", {}).get("Message", "") if isinstance(error, ClientError) else ""
     if call.method == "update_endpoint" and _NOT_FOUND in message:
         return "; leave out --update to create it"
+    if _has_failed(found):
+        return _to_replace(endpoint)
     exists = call.method == "create_endpoint" and ALREADY_EXISTS in message
-    if exists or call.method == "update_endpoint":
-        with contextlib.suppress(ClientError, BotoCoreError):
-            if _has_failed(sagemaker.describe_endpoint(EndpointName=endpoint)):
-                return _to_replace(endpoint)
     return "; use --update to change it" if exists else ""
 
 

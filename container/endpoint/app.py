@@ -55,7 +55,7 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
         operation = request.headers.get("X-Amz-Target", "").removeprefix("SageMaker.")
         try:
             params = json.loads(request.get_data() or b"{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ApiError("SerializationException", f"the body is not JSON: {error}") from error
         return _json(200, platform.call(operation, params))
 

@@ -12,7 +12,7 @@ from container.endpoint.figures import VariantFigures
 from container.endpoint.fleet import RETRY_SECONDS, Fleet, FleetFailed, FleetVariant
 from container.endpoint.rollout import AlarmRaised, Rollout, UpdateAborted
 from container.endpoint.traffic import Traffic
-from container.run.local_server import LocalServer, stop_all
+from container.run.local_server import CHECK_INTERVAL, LocalServer, stop_all
 
 _DRAIN_SECONDS = 8 * 60.0
 """Duration of the longest response, a stream."""
@@ -156,6 +156,7 @@ class Endpoint:
         self.traffic.use(self.fleet)
         self._set("InService")
         self._start_thread(lambda: self._watch(self._refill))
+        threading.Thread(target=self._check, daemon=True).start()  # `close` need not wait for its pings
         self._watch(self._remove_dead)
 
     def _update(self, green: Fleet, rollout: Rollout) -> None:
@@ -219,6 +220,13 @@ class Endpoint:
             for fleet in self.traffic.fleets():
                 for variant in fleet.all_variants():
                     work(fleet, variant)
+
+    def _check(self) -> None:
+        """Notice containers that hang, in a thread of its own because each check may take 10 s."""
+        while self._status != "Deleting" and not self._stopping.wait(CHECK_INTERVAL):
+            for fleet in self.traffic.fleets():
+                for container in fleet.containers():
+                    container.check()
 
     def _remove_dead(self, fleet: Fleet, variant: FleetVariant) -> None:
         dead = [one for one in variant.containers if one.death() is not None]

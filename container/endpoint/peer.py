@@ -20,11 +20,13 @@ def user_of(address: str, port: int) -> int | None:
 
     None if there is none: a connection that its process has closed belongs to no user.
     """
-    wanted = _in_table(address, port)
+    # A dual-stack client has an IPv6 socket, also for an IPv4 address.
+    forms = (address, f"::ffff:{address}") if ":" not in address else (address,)
+    wanted = [_in_table(form, port) for form in forms]
     for table in map(Path, _TABLES):
         for line in table.read_text().splitlines()[1:] if table.exists() else ():
             fields = line.split()
-            if fields[1] == wanted and fields[3] == _ESTABLISHED:
+            if fields[1] in wanted and fields[3] == _ESTABLISHED:
                 return int(fields[7])
     return None
 

@@ -145,7 +145,13 @@ class Platform:
         deployment = params.get("DeploymentConfig", {})
         if params.get("RetainDeploymentConfig"):
             deployment = endpoint.last_deployment
-        endpoint.update(green, self._rollout(deployment, green), deployment)
+        rollout = self._rollout(deployment, green)
+        if len(rollout.shares) > 1 and endpoint.fleet.variants.keys() != green.variants.keys():
+            raise refused(
+                "DeploymentConfig: CANARY and LINEAR need the same variant names in both configurations"
+                f" (got {', '.join(endpoint.fleet.variants)}; {', '.join(green.variants)})"
+            )
+        endpoint.update(green, rollout, deployment)
         return {"EndpointArn": arn("endpoint", endpoint.name)}
 
     def _rollout(self, deployment: Mapping[str, Any], fleet: Fleet) -> Rollout:

@@ -53,10 +53,11 @@ class Collection(Generic[R]):
         self._noun = noun
 
     def add(self, name: str, item: R) -> dict[str, object]:
-        """Return the response of `create_*`. Raises ApiError if the name is in use."""
-        if self.items.setdefault(name, item) is not item:
-            raise refused(f'Cannot create already existing {self._noun} "{arn(self._kind, name)}".')
-        return {f"{self._prefix}Arn": arn(self._kind, name)}
+        """Return the response of `create_*`. Raises ApiError if the name is in use, in any case."""
+        if self.has_arn(resource := arn(self._kind, name)):
+            raise refused(f'Cannot create already existing {self._noun} "{resource}".')
+        self.items[name] = item
+        return {f"{self._prefix}Arn": resource}
 
     def get(self, name: str) -> R:
         """Return the resource with this name. Raises ApiError if there is none."""

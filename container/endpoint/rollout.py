@@ -20,6 +20,8 @@ from container.measure.numbers import percent, seconds
 _POLL_SECONDS = 0.1
 _LARGEST_STEP = 0.5
 """Largest traffic share of the new fleet before it gets all requests."""
+_LEAST_LINEAR_STEP = 0.1
+"""Smallest traffic share of a step with Type=LINEAR."""
 _Threshold = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -127,4 +129,6 @@ def _shares(routing: Mapping[str, Any], num_containers: int) -> tuple[float, ...
         raise refused(f"{where}: at most half of the fleet (got {percent(step)})")
     if kind == "CANARY":
         return (step, 1.0)
+    if step < _LEAST_LINEAR_STEP:
+        raise refused(f"{where}: at least a tenth of the fleet (got {percent(step)})")
     return (*(step * number for number in range(1, math.ceil(1 / step))), 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -59,10 +60,10 @@ class Runtime:
         """
         params = self._parameters(endpoint, operation, headers)
         passed = self.container_headers(operation, params)
+        limit = self._limits.stream if operation == STREAM else self._limits.whole
         session = params.get("SessionId")
         lease = endpoint.traffic.lease(params.get("TargetVariant"), session)
-        self._copy(endpoint, passed, body)
-        limit = self._limits.stream if operation == STREAM else self._limits.whole
+        self._copy(endpoint, passed, body, limit, whole=operation == WHOLE)
         call = ContainerCall(endpoint.traffic, lease, passed, body, limit)
         sent_back = {
             "Content-Type": call.content_type,
@@ -81,9 +82,9 @@ class Runtime:
         """
         params = self._parameters(endpoint, STREAM, headers)
         passed = self._passed_on(params)
-        lease = endpoint.traffic.lease(params.get("TargetVariant"), params.get("SessionId"))
-        self._copy(endpoint, passed, body, CHAT)
         limit = self._limits.stream if _is_streamed(body) else self._limits.whole
+        lease = endpoint.traffic.lease(params.get("TargetVariant"), params.get("SessionId"))
+        self._copy(endpoint, passed, body, limit, path=CHAT)
         call = ContainerCall(endpoint.traffic, lease, passed, body, limit, CHAT)
         variant = {"x-Amzn-Invoked-Production-Variant": lease.variant.name}
         return {"Content-Type": call.content_type, **variant}, call
@@ -104,9 +105,18 @@ class Runtime:
         return params
 
     def _copy(
-        self, endpoint: Endpoint, headers: Mapping[str, str], body: bytes, path: str = INVOCATIONS
+        self,
+        endpoint: Endpoint,
+        headers: Mapping[str, str],
+        body: bytes,
+        limit: float,
+        path: str = INVOCATIONS,
+        whole: bool = False,
     ) -> None:
-        """Send a copy to the shadow variant, if there is one and this request is selected."""
+        """Send a copy to the shadow variant, if there is one and this request is selected.
+
+        whole: read the response at once, without noting its first byte.
+        """
         lease = endpoint.traffic.lease_shadow()
         if lease is None:
             return
@@ -117,8 +127,11 @@ class Runtime:
         def send() -> None:
             try:
                 with contextlib.suppress(ApiError):  # the variant's figures count it
-                    limit = self._limits.whole
-                    ContainerCall(endpoint.traffic, lease, headers, body, limit, path).read()
+                    call = ContainerCall(endpoint.traffic, lease, headers, body, limit, path)
+                    if whole:
+                        call.read()
+                    else:
+                        deque(call.unframed(), maxlen=0)
             finally:
                 self._free_copies.release()
 
@@ -129,7 +142,7 @@ def _is_streamed(body: bytes) -> bool:
     """Return whether a request in OpenAI's format asks for a stream."""
     try:
         fields = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(fields, dict) and fields.get("stream") is True
 

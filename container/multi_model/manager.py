@@ -16,7 +16,7 @@ from container.multi_model.config import MEMORY_LIMIT
 from container.multi_model.errors import AlreadyLoaded, BadModel, ModelNotFound, NoMemory
 from container.multi_model.memory import MemoryAccount, Room
 from container.multi_model.served_model import MemoryNeed, ModelState, ServedModel
-from container.run.local_server import LocalServer, NotHealthy, stop_all
+from container.run.local_server import CHECK_INTERVAL, LocalServer, NotHealthy, stop_all
 from engines.errors import Unavailable
 from lmi_server.http.client_gone import ClientDisconnected
 from lmi_server.values.nearest import nearest
@@ -31,8 +31,6 @@ _DRAIN_SECONDS = 25.0
 _SHUTDOWN_SECONDS = 28.0
 """Time between SIGTERM and SIGKILL for all servers. The platform allows 30 s."""
 _POLL_SECONDS = 1.0
-_CHECK_SECONDS = 20.0
-"""Time between two checks of a loaded model."""
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|MemoryError|cannot allocate memory|GiB are free|free memory|no memory is left",
     re.IGNORECASE,
@@ -89,7 +87,11 @@ class ModelManager:
         self._loading_limit = loading_limit
         self._changed = threading.Condition()
         self._admission = threading.Lock()
-        """Held while memory is reserved for a model, so that two models cannot reserve the same memory."""
+        """Held while memory is reserved for a model, so that two models cannot reserve the same memory.
+
+        It is also held while requests of a model to be unloaded finish: small models must not take the memory that a
+        large one waits for.
+        """
         self.closing = False
         self.starting = self._on_demand
         """Whether there are configured models that `load_all` has not tried to load yet."""
@@ -173,7 +175,7 @@ class ModelManager:
                     server.check()
             with self._changed:
                 self._changed.notify_all()  # `_stop_server` may wait for the requests of a server that hangs
-                self._changed.wait_for(lambda: self.closing, _CHECK_SECONDS)
+                self._changed.wait_for(lambda: self.closing, CHECK_INTERVAL)
 
     def lease(self, name: str, client_gone: Callable[[], bool] = lambda: False) -> ModelLease:
         """Lease a model for one request. Loads the model first if it is loaded on demand or its server has failed.

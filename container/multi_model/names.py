@@ -26,10 +26,14 @@ def check_name(name: str) -> None:
 
 def folder_of_url(url: str, root: Path) -> Path:
     """Return the folder of a path or `file://` URL. Raises BadModel unless it exists below `root`."""
-    path = Path(unquote(urlsplit(url).path) if url.startswith("file:") else url)
     given = f"url: given {as_json(url)}"
-    if "\0" in url or not path.is_absolute() or not path.resolve().is_relative_to(root.resolve()):
-        raise BadModel(f"{given}; accepted: a folder below {root}")
-    if not path.is_dir():
-        raise BadModel(f"{given}: folder not found; archives are not unpacked")
-    return path.resolve()
+    bad = BadModel(f"{given}; accepted: a folder below {root}")
+    try:
+        path = Path(unquote(urlsplit(url).path) if url.startswith("file:") else url)
+        if not path.is_absolute() or not path.resolve().is_relative_to(root.resolve()):
+            raise bad
+        if path.is_dir():
+            return path.resolve()
+    except (ValueError, OSError, RuntimeError) as error:  # not a path, or links in a circle
+        raise bad from error
+    raise BadModel(f"{given}: folder not found; archives are not unpacked")

@@ -27,6 +27,8 @@ STOP_SECONDS = 30.0
 _PING_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 _CHECK_SECONDS = 10.0
+CHECK_INTERVAL = 20.0
+"""Seconds between two calls of `LocalServer.check`."""
 _MAX_FAILED_CHECKS = 3
 """Number of consecutive failed checks after which a running server counts as dead. The limit is not a time, because no
 checks happen while a container is paused."""
@@ -123,7 +125,7 @@ class LocalServer:
         )
 
     def check(self) -> None:
-        """Ping a server that was healthy, to notice whether it hangs. Call it periodically."""
+        """Ping a server that was healthy, to notice whether it hangs. Call it every `CHECK_INTERVAL`."""
         self._hang = _why_it_hangs(self.port)
         self._failed_checks = self._failed_checks + 1 if self._hang else 0
 

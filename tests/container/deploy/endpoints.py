@@ -75,14 +75,14 @@ def variant_of(deployment: Deployment) -> dict[str, Any]:
 class FakeClient:
     """A SageMaker client that records its calls, some of which fail."""
 
-    def __init__(self, description: dict[str, str] | None = None, **errors: str) -> None:
+    def __init__(self, description: dict[str, Any] | None = None, **errors: str) -> None:
         """description: the response of all calls. errors: messages by method."""
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self._description = description
+        self._description = description or {}
         self._errors = errors
 
     def __getattr__(self, method: str) -> Any:
-        def call(**parameters: Any) -> dict[str, str] | None:
+        def call(**parameters: Any) -> dict[str, Any]:
             self.calls.append((method, parameters))
             if message := self._errors.get(method):
                 raise ClientError({"Error": {"Code": "AccessDenied", "Message": message}}, method)

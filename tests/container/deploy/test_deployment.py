@@ -68,6 +68,13 @@ def test_a_model_id_of_the_command_line_is_kept(tmp_path: Path) -> None:
     assert container["Environment"]["OPTION_MODEL_ID"] == file
 
 
+def test_the_file_overrides_the_other_variables_as_in_a_container(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "engine=MPI", "option.max_rolling_batch_size=64")
+    deployment = planned(folder, environment={"OPTION_MAX_ROLLING_BATCH_SIZE": "8"})
+    container = parameters(deployment, "create_model")["PrimaryContainer"]
+    assert container["Environment"]["OPTION_MAX_ROLLING_BATCH_SIZE"] == "64"
+
+
 def test_without_a_prefix_the_container_downloads_the_model(tmp_path: Path) -> None:
     folder = write_properties(tmp_path, "option.model_id=HuggingFaceTB/SmolLM2-135M-Instruct")
     deployment = planned(folder, model_data=None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from container.deploy import CannotDeploy
-from container.deploy.deployment import Deployment
+from container.deploy.deployment import ApiCall, Deployment
 from container.deploy.execute import execute
 from container.deploy.variables import ShellSecret
 from tests.container.deploy.endpoints import FakeClient, planned, write_model
@@ -24,10 +25,35 @@ def test_a_failed_call_rolls_back_the_previous_calls(deployment: Deployment) -> 
     client = FakeClient(create_endpoint="no ml.g5.48xlarge is left")
     with pytest.raises(CannotDeploy, match=r"create_endpoint: .*no ml\.g5\.48xlarge is left"):
         execute(deployment, client, SHELL, lambda line: None)
-    (_, model), (_, config), _ = client.calls[:3]
+    (_, model), (_, config), *_ = client.calls
     assert client.calls[3:] == [
+        ("describe_endpoint", {"EndpointName": "chat"}),
         ("delete_endpoint_config", {"EndpointConfigName": config["EndpointConfigName"]}),
         ("delete_model", {"ModelName": model["ModelName"]}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("create_endpoint", "Cannot create already existing endpoint"),
+        ("update_endpoint", "Cannot update in-progress endpoint"),
+    ],
+)
+def test_a_call_that_was_accepted_although_its_answer_was_lost_is_not_undone(
+    method: str, message: str, deployment: Deployment
+) -> None:
+    """boto3 sends the call again, and the endpoint is already being created or updated."""
+    last = ApiCall(method, deployment.calls[-1].parameters)
+    deployment = replace(deployment, calls=(*deployment.calls[:-1], last))
+    config = {"EndpointConfigName": deployment.config_name}
+    pending = {"PendingDeploymentSummary": config} if method == "update_endpoint" else {}
+    client = FakeClient({**config, **pending}, **{method: message})
+    execute(deployment, client, SHELL, lambda line: None)
+    assert client.calls[3:] == [
+        ("describe_endpoint", {"EndpointName": "chat"}),
+        ("endpoint_in_service", {"EndpointName": "chat", "WaiterConfig": deployment.waiter}),
+        ("describe_endpoint", {"EndpointName": "chat"}),
     ]
 
 

@@ -14,12 +14,13 @@ from tests.support.endpoints import ENDPOINT, EndpointLab, FakeLauncher, Running
 from tests.support.loopback import LoopbackServer, QuietHandler
 
 SESSION = "X-Amzn-SageMaker-Session-Id"
+CLOSED_SESSION = "X-Amzn-SageMaker-Closed-Session-Id"
 ECHOED = ("Content-Type", "X-Amzn-SageMaker-Custom-Attributes")
 """Request headers that responses repeat."""
 
 
 class FakeContainer(RunningContainer):
-    """A container that echoes request bodies and records request headers.
+    """A container that echoes request bodies and records request headers. The body `close` closes a session.
 
     Environment variables: FAIL is the status of every response. UNHEALTHY is the reason for a failed start. HOLD makes
     requests wait for `go`. BREAK cuts responses off. STALL makes streams wait for `go` after each chunk.
@@ -37,10 +38,15 @@ class FakeContainer(RunningContainer):
         self.arrived = threading.Semaphore(0)
         """Released by each request on arrival."""
         self.dead: str | None = None
+        self.hang: str | None = None
+        """Why the container hangs, as the next check finds out."""
         self.ended = False
 
     def death(self) -> str | None:
         return self.dead
+
+    def check(self) -> None:
+        self.dead = self.hang or self.dead
 
     def wait_healthy(self, limit: float, stopping: threading.Event) -> None:
         if reason := self.environment.get("UNHEALTHY"):
@@ -110,6 +116,8 @@ class _Handler(QuietHandler):
         else:
             session = self.headers.get(SESSION) == "NEW_SESSION"
             session_header = {SESSION: "s1; Expires=2030-01-01T00:00:00Z"} if session else {}
+            if body == b"close":
+                session_header = {CLOSED_SESSION: self.headers[SESSION]}
             echoed = {name: self.headers.get(name, "") for name in ECHOED}
             self.respond(200, body, echoed | session_header, missing=int("BREAK" in environment))
 

@@ -159,3 +159,24 @@ def test_an_update_waits_longer_for_asynchronous_invocations(
     endpoint.traffic.release(lease, 200)
     wait_status(endpoint, "InService")
     assert containers.of["old"][0].ended
+
+
+def test_scaling_in_waits_for_requests_in_flight(endpoint: Endpoint, containers: Containers) -> None:
+    lease = endpoint.traffic.lease()
+    endpoint.scale([{"VariantName": "blue", "DesiredInstanceCount": 0}])
+    wait_until(lambda: not endpoint.fleet.containers())
+    time.sleep(0.3)
+    assert not containers.of["blue"][0].ended
+    endpoint.traffic.release(lease, 200)
+    wait_status(endpoint, "InService")
+    assert containers.of["blue"][0].ended
+
+
+def test_a_container_that_hangs_is_replaced(containers: Containers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("container.endpoint.endpoint.CHECK_INTERVAL", 0.01)
+    endpoint = Endpoint("endpoint", make_fleet(containers, "blue"), lambda line: None)
+    endpoint.create()
+    wait_status(endpoint, "InService")
+    containers.of["blue"][0].hang = "the container hangs: no response to /ping (TimeoutError)"
+    wait_until(lambda: replaced(endpoint.fleet, containers.of["blue"]))
+    endpoint.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import openai
 import pytest
@@ -78,3 +80,14 @@ def test_errors_have_the_form_of_openai(platform: FakeLab) -> None:
         "type": "invalid_request_error",
         "code": "validation_error",
     }
+
+
+def test_a_body_of_deeply_nested_json_is_forwarded_and_frees_the_container(platform: FakeLab) -> None:
+    platform.deploy(A={"environment": {"FAIL": "400"}})
+    url = f"{platform.url}/endpoints/{ENDPOINT}/openai/v1/chat/completions"
+    with pytest.raises(HTTPError) as caught:
+        urlopen(url, b"[" * 200_000)  # noqa: S310 - on loopback
+    with closing(caught.value):
+        assert caught.value.code == 424
+    assert len(platform.containers[0].paths) == 1
+    assert platform.containers[0].in_flight == 0

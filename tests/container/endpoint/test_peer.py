@@ -12,16 +12,23 @@ from container.endpoint import peer
 from tests.container.endpoint.fake_containers import FakeLab
 
 
-@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_the_user_of_an_open_connection_is_known(family: int, host: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "host", "prefix"),
+    [
+        (socket.AF_INET, "127.0.0.1", ""),
+        (socket.AF_INET6, "::1", ""),
+        pytest.param(socket.AF_INET, "127.0.0.1", "::ffff:", id="dual-stack client"),
+    ],
+)
+def test_the_user_of_an_open_connection_is_known(family: int, host: str, prefix: str) -> None:
     with socket.socket(family) as listener:
         try:
             listener.bind((host, 0))
         except OSError:
             pytest.skip(f"{host} is not available")
         listener.listen()
-        client = socket.socket(family)
-        client.connect(listener.getsockname())
+        client = socket.socket(socket.AF_INET6 if prefix else family)
+        client.connect((f"{prefix}{host}", listener.getsockname()[1]))
         connection, address = listener.accept()
         with connection:
             assert peer.user_of(*address[:2]) == os.getuid()

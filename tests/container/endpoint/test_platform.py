@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import json
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 from botocore.exceptions import ClientError
@@ -77,6 +81,18 @@ def test_names_are_unique_and_references_exist(platform: FakeLab) -> None:
     variant = {"VariantName": "A", "ModelName": "none"}
     params = {"EndpointConfigName": "two", "ProductionVariants": [variant]}
     assert "Could not find model" in error_of(api.create_endpoint_config, **params)[1]
+
+
+def test_names_that_differ_only_in_case_are_the_same_to_create_and_different_to_describe(
+    platform: FakeLab,
+) -> None:
+    """ARNs are in lower case."""
+    api = platform.sagemaker
+    model = api.create_model(ModelName="Chat", PrimaryContainer={})["ModelArn"]
+    code, message = error_of(api.create_model, ModelName="chat", PrimaryContainer={})
+    assert (code, message) == ("ValidationException", f'Cannot create already existing model "{model}".')
+    assert api.describe_model(ModelName="Chat")["ModelName"] == "Chat"
+    assert "Could not find model" in error_of(api.describe_model, ModelName="chat")[1]
 
 
 @pytest.mark.parametrize(
@@ -278,3 +294,12 @@ def test_requests_with_a_foreign_host_header_are_rejected(platform: FakeLab) -> 
     assert response.status == 400
     assert b"not a name of this machine" in response.read()
     connection.close()
+
+
+@pytest.mark.parametrize("body", [b"{", b"[" * 200_000], ids=["incomplete", "deeply nested"])
+def test_a_body_that_is_not_json_is_rejected(body: bytes, platform: FakeLab) -> None:
+    request = Request(platform.url, body, {"X-Amz-Target": "SageMaker.ListModels"})  # noqa: S310 - on loopback
+    with pytest.raises(HTTPError) as caught:
+        urlopen(request)  # noqa: S310
+    with closing(caught.value):
+        assert json.load(caught.value)["__type"] == "SerializationException"

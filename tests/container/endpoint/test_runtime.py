@@ -247,3 +247,34 @@ def test_a_slow_shadow_variant_delays_no_request_and_drops_copies(platform: Fake
         platform.invoke()
     assert platform.figures()["shadow"]["dropped"] == 6
     platform.containers[1].go.set()
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_copy_of_a_stream_has_its_time_limit_and_is_read_like_a_stream(chat: bool) -> None:
+    with fake_lab(limits=TimeLimits(whole=0.0, stream=200.0)) as platform:
+        platform.deploy(A={}, shadow={})
+        for container in platform.containers:
+            container.events = [b"data: 1\n\n", b"data: 2\n\n"]
+        if chat:
+            url = f"{platform.url}/endpoints/{ENDPOINT}/openai/v1/chat/completions"
+            with urlopen(url, b'{"stream": true}') as response:  # noqa: S310 - on loopback
+                response.read()
+        else:
+            call = platform.runtime.invoke_endpoint_with_response_stream
+            with closing(call(EndpointName=ENDPOINT, Body=LINES)["Body"]) as events:
+                list(events)
+        wait_until(lambda: [one["requests"] for one in platform.figures().values()] == [1, 1])
+        for figures in platform.figures().values():
+            assert figures["errors"] == 0
+            assert figures["first_byte"].p50 > 0
+
+
+def test_a_session_that_the_container_closes_is_not_sticky(platform: FakeLab) -> None:
+    platform.deploy(A={"InitialInstanceCount": 3})
+    api = platform.runtime
+    api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", SessionId="NEW_SESSION")
+    reply = api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"close", SessionId="s1")
+    assert reply["ClosedSessionId"] == "s1"
+    for _ in range(30):
+        api.invoke_endpoint(EndpointName=ENDPOINT, Body=b"x", SessionId="s1")
+    assert all(len(container.headers) > 2 for container in platform.containers)

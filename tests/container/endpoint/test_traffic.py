@@ -119,6 +119,16 @@ def test_a_session_stays_with_its_container() -> None:
     assert len({id(traffic.lease(session="s1").container) for _ in range(50)}) == 5
 
 
+def test_of_too_many_sessions_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("container.endpoint.traffic._MAX_SESSIONS", 1)
+    traffic = make_traffic(A={"InitialInstanceCount": 5})
+    container = traffic.lease().container
+    for session in ("old", "new"):
+        traffic.pin(session, container)
+    assert {id(traffic.lease(session="new").container) for _ in range(30)} == {id(container)}
+    assert len({id(traffic.lease(session="old").container) for _ in range(50)}) == 5
+
+
 def test_a_session_stays_with_its_container_beside_other_variants_and_a_new_fleet() -> None:
     traffic, blue = Traffic(), make_fleet("blue", A={}, B={"InitialVariantWeight": 9.0})
     traffic.use(blue, make_fleet("green", A={}, B={}), 0.5)

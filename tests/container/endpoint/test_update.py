@@ -119,7 +119,7 @@ def test_the_old_fleet_stops_after_its_requests_finish(platform: FakeLab) -> Non
 
 def test_an_alarm_rolls_back_a_canary(platform: FakeLab) -> None:
     """Only the canary's share of the requests fails."""
-    platform.deploy()
+    platform.deploy(A={})
     platform.configure("two", A={"environment": {"FAIL": "500"}})
     with load(platform) as results:
         update(platform, "two", {**deployment("CANARY", wait=3600, CanarySize=percent(10)), **ALARMS})
@@ -185,7 +185,7 @@ def test_the_old_fleet_is_kept_for_the_termination_wait() -> None:
 
 
 def test_only_one_update_at_a_time(platform: FakeLab) -> None:
-    platform.deploy()
+    platform.deploy(A={})
     platform.configure("two", A={})
     update(platform, "two", deployment("CANARY", wait=3600, CanarySize=percent(10)))
     with pytest.raises(ClientError, match="Cannot update in-progress endpoint"):
@@ -202,6 +202,7 @@ def test_only_one_update_at_a_time(platform: FakeLab) -> None:
         (deployment("CANARY", CanarySize=percent(5)), (0.05, 1.0)),
         (deployment("CANARY", CanarySize={"Type": "INSTANCE_COUNT", "Value": 1}), (0.25, 1.0)),
         (deployment("LINEAR", LinearStepSize=percent(30)), (0.3, 0.6, 0.9, 1.0)),
+        (deployment("LINEAR", LinearStepSize=percent(10)), tuple(number / 10 for number in range(1, 11))),
         (deployment("LINEAR", LinearStepSize=percent(50)), (0.5, 1.0)),
     ],
 )
@@ -214,6 +215,7 @@ def test_the_steps_of_an_update(policy: dict[str, Any], shares: tuple[float, ...
     [
         (deployment("CANARY"), "CanarySize: missing"),
         (deployment("CANARY", CanarySize=percent(60)), r"at most half of the fleet \(got 60.0 %\)"),
+        (deployment("LINEAR", LinearStepSize=percent(9)), r"at least a tenth of the fleet \(got 9\.0 %\)"),
         ({"RollingUpdatePolicy": {}}, "not supported"),
     ],
 )
@@ -239,6 +241,20 @@ def test_a_number_of_instances_of_a_fleet_without_any_is_rejected(platform: Fake
             DeploymentConfig=deployment("CANARY", CanarySize={"Type": "INSTANCE_COUNT", "Value": 1}),
         )
     assert platform.sagemaker.describe_endpoint(EndpointName=ENDPOINT)["EndpointStatus"] == "InService"
+
+
+def test_a_gradual_update_keeps_the_names_of_the_variants(platform: FakeLab) -> None:
+    """SageMaker shifts traffic variant by variant."""
+    platform.deploy(A={}, B={})
+    platform.configure("two", A={}, C={})
+    for policy in (
+        deployment("CANARY", CanarySize=percent(20)),
+        deployment("LINEAR", LinearStepSize=percent(50)),
+    ):
+        with pytest.raises(ClientError, match=r"need the same variant names .* \(got A, B; A, C\)"):
+            update(platform, "two", policy)
+    update(platform, "two", deployment("ALL_AT_ONCE"))
+    assert platform.wait("InService")["EndpointConfigName"] == "two"
 
 
 def served_requests(seconds: float, *statuses: int) -> list[ServedRequest]:

@@ -128,6 +128,10 @@ def test_of_many_available_models_some_are_listed(lab: FakeModels) -> None:
         ({"model_name": "a", "url": "s3://bucket/a"}, "accepted: a folder below"),
         ({"model_name": "a", "url": "{root}/a/none"}, "folder not found"),
         ({"model_name": "a", "url": "{root}/a/\u0000"}, "accepted: a folder below"),
+        ({"model_name": "a", "url": "file://{root}/a%00"}, "accepted: a folder below"),
+        ({"model_name": "a", "url": "file://[a"}, "accepted: a folder below"),
+        ({"model_name": "a", "url": "{root}/" + "a" * 300}, "url: given"),
+        ({"model_name": "a", "url": "{root}/circle"}, "url: given"),
     ],
 )
 def test_bad_names_and_urls_are_rejected(
@@ -135,6 +139,7 @@ def test_bad_names_and_urls_are_rejected(
 ) -> None:
     (root.parent / "secret").mkdir()
     (root / "link").symlink_to(root.parent / "secret")
+    (root / "circle").symlink_to(root / "circle")
     body = {
         key: value.replace("{root}", str(root)) if isinstance(value, str) else value
         for key, value in body.items()

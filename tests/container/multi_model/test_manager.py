@@ -337,7 +337,7 @@ def test_no_model_is_evicted_for_one_that_fails_for_another_reason(lab: FakeMode
 @contextmanager
 def watched(manager: ModelManager, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Check the models of a manager all the time, then close it."""
-    monkeypatch.setattr(manager_module, "_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(manager_module, "CHECK_INTERVAL", 0.01)
     thread = threading.Thread(target=manager.watch)
     thread.start()
     try:

@@ -114,12 +114,16 @@ def test_memory_includes_descendant_processes() -> None:
                 subprocess.run(["kill", "-9", str(pid)], check=True)
 
 
-@pytest.mark.parametrize(("limit", "free"), [(None, 75), (60, 60)])
-def test_room_without_other_models_includes_their_memory(limit: int | None, free: int) -> None:
+@pytest.mark.parametrize(
+    ("limit", "beside", "without"), [(None, 35, 75), (60, 20, 60), (200, 35, 75), (30, 0, 30)]
+)
+def test_room_beside_and_without_another_model(limit: int | None, beside: int, without: int) -> None:
+    """50 bytes are free, of which 5 are reserved. The model takes 30 and is predicted to need 40."""
     machine = replace(CPU, memory_available_bytes=50)
     account = MemoryAccount({}, limit, 5, lambda pid: 30, lambda environ: machine)
-    user: Any = SimpleNamespace(pid=1, need=MemoryNeed(20), is_ready=True)
-    assert account.room_without([user]).machine.memory_available_bytes == free
+    user: Any = SimpleNamespace(pid=1, need=MemoryNeed(40), is_ready=True)
+    assert account.room([user]).machine.memory_available_bytes == beside
+    assert account.room_without([user]).machine.memory_available_bytes == without
 
 
 def test_free_gpu_memory_is_that_of_the_fullest_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

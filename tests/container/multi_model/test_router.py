@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ class RecordingManager(ModelManager):
     ) -> None:
         super().__init__(folders, account, predict, start, limit)
         self.predict, self.start, self.limit = predict, start, limit
+        self.watched = threading.Event()
 
     def load_all(self) -> None:
         pass
 
     def watch(self) -> None:
-        pass
+        self.watched.set()
 
 
 @pytest.fixture
@@ -128,3 +130,7 @@ def test_each_server_writes_its_own_step_trace(
 def test_only_models_that_the_platform_loads_have_its_time_limit(commands: Commands, tmp_path: Path) -> None:
     assert make_manager(tmp_path).limit == 360.0
     assert make_manager(tmp_path, folders={"a": str(MODEL)}).limit == math.inf
+
+
+def test_models_are_watched(commands: Commands, tmp_path: Path) -> None:
+    assert make_manager(tmp_path).watched.wait(200.0)
