@@ -257,7 +257,9 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                     self._grow_at = now + GROW_AGAIN_SECONDS
             return
         for slot in self._slots[settings.min_workers :]:
-            if slot.idle and now - slot.idle_since >= settings.max_idle_seconds:
+            num_loaded = sum(not each.loading for each in self._slots)
+            idle_too_long = now - slot.idle_since >= settings.max_idle_seconds
+            if slot.idle and idle_too_long and num_loaded > settings.min_workers:
                 self._drop_slot(front, slot)
 
     # Calls and outputs

@@ -140,6 +140,26 @@ def test_an_extra_worker_starts_while_requests_wait_and_stops_when_idle(tmp_path
     assert not first.closed
 
 
+def test_an_idle_extra_worker_is_kept_while_the_other_one_loads(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1, timeout=3600.0)
+    (first,) = lab.workers
+    first.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("a", "b"))
+    extra = lab.workers[1]
+    extra.ready(accepts_concurrent_calls=False)
+    lab.turn()
+    first.answer("a")
+    extra.answer("b")
+    lab.turn()
+    first.end()
+    lab.wait(lab.max_idle_seconds + 1)
+    lab.turn()
+    assert (extra.closed, lab.board.read().state) == (False, EngineState.READY)
+    first.ready(accepts_concurrent_calls=False)
+    lab.turn()
+    assert extra.closed
+
+
 def test_the_engine_is_ready_while_one_of_two_workers_hangs(tmp_path: Path) -> None:
     lab = Lab(tmp_path, 2)
     first, second = lab.workers
