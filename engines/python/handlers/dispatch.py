@@ -248,7 +248,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         settings = self._config.handler
         now = self._clock()
         has_waiting = bool(self._batcher.num_waiting or self._to_retry_alone)
-        if has_waiting and all(slot.calls and not slot.has_room for slot in self._slots):
+        if has_waiting and all(slot.calls and not slot.room for slot in self._slots):
             if len(self._slots) < settings.max_workers and now >= self._grow_at:
                 try:
                     self._add_slot(front, now + settings.loading_timeout)
@@ -267,8 +267,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
     def _start_calls(self) -> None:
         now = self._clock()
         while (slot := self._next_slot()) is not None:
-            if not self._batcher.is_free:
-                self._batcher.set_free(now)
+            self._batcher.set_free(now, sum(each.room for each in self._slots))
             if self._to_retry_alone and slot.idle:
                 self._run(slot, [self._to_retry_alone.popleft()], now)
                 slot.runs_alone = True
@@ -285,7 +284,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         While a request waits to be retried alone and no slot is about to take it, the slot with the fewest calls gets
         no new ones, so that it becomes idle.
         """
-        free = sorted((slot for slot in self._slots if slot.has_room), key=lambda slot: len(slot.calls))
+        free = sorted((slot for slot in self._slots if slot.room), key=lambda slot: len(slot.calls))
         if self._to_retry_alone and not any(
             slot.loading or slot.idle or slot.runs_alone for slot in self._slots
         ):

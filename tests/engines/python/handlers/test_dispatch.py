@@ -160,6 +160,18 @@ def test_an_idle_extra_worker_is_kept_while_the_other_one_loads(tmp_path: Path) 
     assert extra.closed
 
 
+@pytest.mark.parametrize(("num_workers", "concurrent"), [(4, False), (1, True)])
+def test_requests_that_idle_workers_can_take_do_not_fill_the_queue(
+    num_workers: int, concurrent: bool, tmp_path: Path
+) -> None:
+    lab = Lab(tmp_path, num_workers, max_waiting=1)
+    for worker in lab.workers:
+        worker.ready(accepts_concurrent_calls=concurrent)
+    lab.turn()
+    lab.turn(invoke(*"abcdef"))
+    assert lab.errors == ({} if concurrent else {"f": "overloaded"})
+
+
 def test_the_engine_is_ready_while_one_of_two_workers_hangs(tmp_path: Path) -> None:
     lab = Lab(tmp_path, 2)
     first, second = lab.workers
