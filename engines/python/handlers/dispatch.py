@@ -103,6 +103,10 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
     def _check(self, request: Invocation) -> None:
         """Accept every request. Requests wait while workers are started."""
 
+    def _is_finished(self) -> bool:
+        """Also wait for calls without a client: a handler may still be cleaning up."""
+        return super()._is_finished() and not any(slot.calls for slot in self._slots)
+
     def _forget(self, request_id: str, reason: AbortReason) -> None:
         for slot in self._slots:
             if slot.running.pop(request_id, None) is not None:

@@ -44,7 +44,14 @@ class FakeWorker:
         self._messages.append(CannotLoad("RuntimeError: out of memory"))
 
     def answer(self, name: str) -> None:
+        """Send the whole response, and end the call."""
+        self.respond(name)
+        self.end_call(name)
+
+    def respond(self, name: str) -> None:
         self._messages.append(Answered([InvocationOutput(name, AnswerHead(200, "OK", ()), last=True)]))
+
+    def end_call(self, name: str) -> None:
         self._messages.append(CallDone([name]))
 
     def begin(self, name: str) -> None:

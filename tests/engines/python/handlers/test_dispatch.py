@@ -205,6 +205,20 @@ def test_unfinished_requests_get_an_error_when_the_drain_times_out(tmp_path: Pat
     assert worker.closed
 
 
+def test_a_drain_lets_a_handler_that_has_responded_clean_up(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1)
+    (worker,) = lab.workers
+    worker.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("a"))
+    worker.respond("a")
+    lab.turn([(CLIENT, Drain(60.0))])
+    lab.turn()
+    assert (worker.closed, lab.errors) == (False, {"a": ""})
+    worker.end_call("a")
+    lab.turn()
+    assert worker.closed
+
+
 @pytest.mark.parametrize(
     ("how", "cause"),
     [
