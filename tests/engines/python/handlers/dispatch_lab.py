@@ -33,6 +33,8 @@ class FakeWorker:
         """Request ids of each call."""
         self.forgotten: list[str] = []
         self.restarts = 0
+        self.restart_error: OSError | None = None
+        """What a restart raises."""
         self.closed = False
         self._messages: deque[FromWorker | None] = deque()
 
@@ -81,6 +83,8 @@ class FakeWorker:
         self._messages.clear()
 
     def restart(self) -> None:
+        if self.restart_error is not None:
+            raise self.restart_error
         self.restarts += 1
         self.calls = []
 

@@ -279,6 +279,29 @@ def test_an_extra_worker_that_cannot_be_started_is_retried_later(tmp_path: Path)
     assert first.calls == [["a"], ["b"]]
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_worker_that_cannot_be_restarted_is_replaced_later(num_workers: int, tmp_path: Path) -> None:
+    lab = Lab(tmp_path, num_workers, timeout=3600.0)
+    for worker in lab.workers:
+        worker.ready(accepts_concurrent_calls=False)
+    lab.turn()
+    failing = lab.workers[-1]
+    failing.restart_error = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    failing.end()
+    lab.turn()
+    assert lab.board.read().state is (EngineState.READY if num_workers == 2 else EngineState.STARTING)
+    lab.wait(GROW_AGAIN_SECONDS - 1)
+    lab.turn()
+    assert len(lab.workers) == num_workers, "too early"
+    lab.clock.now += 1
+    lab.turn()
+    assert len(lab.workers) == num_workers + 1
+    lab.workers[-1].ready(accepts_concurrent_calls=False)
+    lab.turn(invoke(*"ab"[:num_workers]))
+    assert lab.workers[-1].calls == [["ab"[num_workers - 1]]]
+    assert lab.board.read().state is EngineState.READY
+
+
 def test_an_extra_worker_whose_load_times_out_is_dropped(tmp_path: Path) -> None:
     lab = Lab(tmp_path, 1, timeout=3600.0)
     (first,) = lab.workers
