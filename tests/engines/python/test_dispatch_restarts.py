@@ -17,6 +17,7 @@ from tests.engines.mpi.fakes import CLIENT, expected_output, make_request
 from tests.engines.python.dispatch_lab import (
     TIMEOUT,
     Lab,
+    Turn,
     check_front,
     make_requests,
     pauses,
@@ -170,6 +171,13 @@ def test_a_process_that_dies_repeatedly_while_idle_stops_the_engine(tmp_path: Pa
     ):
         lab.serve(*pauses(30))
     assert lab.generator.num_restarts == MAX_DEATHS - 1
+
+
+def test_a_batch_waits_for_a_process_that_died_while_idle(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, num_idle_deaths=1, reload_polls=5)
+    request = make_request("a")
+    front = lab.serve(submit(request), *pauses(20))
+    check_front(front, request)
 
 
 def test_a_process_that_does_not_become_ready_again_stops_the_engine(tmp_path: Path) -> None:

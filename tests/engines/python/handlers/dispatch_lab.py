@@ -104,6 +104,7 @@ class Lab:
         self.messages: dict[str, str] = {}
         """Error message of each finished request."""
         self.client_is_gone = False
+        self.watched: list[int] = []
         self.start_error: OSError | None = None
         """What the start of a worker raises."""
         config = handler_config("plain", batch_timeout=timeout, min_workers=num_workers, **batching)
@@ -155,9 +156,10 @@ class Lab:
         return not self.client_is_gone
 
     def watch(self, descriptor: int) -> None:
-        pass
+        self.watched.append(descriptor)
 
-    unwatch = watch
+    def unwatch(self, descriptor: int) -> None:
+        self.watched.remove(descriptor)
 
 
 def invoke(*names: str) -> Turn:

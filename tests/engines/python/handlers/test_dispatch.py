@@ -24,6 +24,9 @@ def test_an_aborted_request_is_dropped_from_its_call_or_the_queue(tmp_path: Path
     lab.turn(invoke("running", "waiting", "stays"))
     lab.turn([(CLIENT, Abort(name, AbortReason.CLIENT_LEFT)) for name in ("running", "waiting")])
     assert worker.forgotten == ["running"]
+    lab.wait(REACTION_SECONDS + 1)
+    lab.turn()
+    assert not worker.restarts, "only an asynchronous call must stop at once"
     worker.answer("running")
     lab.turn()
     assert worker.calls == [["running"], ["stays"]]
@@ -138,6 +141,7 @@ def test_an_extra_worker_starts_while_requests_wait_and_stops_when_idle(tmp_path
     lab.turn()
     assert extra.closed
     assert not first.closed
+    assert lab.watched == [first.fileno()]
 
 
 def test_an_idle_extra_worker_is_kept_while_the_other_one_loads(tmp_path: Path) -> None:
