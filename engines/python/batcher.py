@@ -36,6 +36,7 @@ class DynamicBatcher(Generic[Item]):
         """Requests, the times at which they were queued, and the bytes of their bodies, by id."""
         self._waiting_bytes = 0
         self._free_since: float | None = None
+        self._num_free = 0
 
     @property
     def num_waiting(self) -> int:
@@ -52,9 +53,9 @@ class DynamicBatcher(Generic[Item]):
 
         Raises:
             InvalidRequest: even an idle server has no room for all of them.
-            Overloaded: `max_waiting` requests are waiting already, or their bodies are too large. While no batch runs,
-                the requests that fit into the next batch do not count as waiting, so that a burst on an idle server
-                does not fill the queue. Their bodies count.
+            Overloaded: `max_waiting` requests are waiting already, or their bodies are too large. Requests that fit
+                into the batches that may start now do not count as waiting, so that a burst on an idle server does not
+                fill the queue. Their bodies count.
         """
         batch_size, max_waiting = self._config.batch_size, self._config.max_waiting
         most = batch_size + max_waiting
@@ -63,7 +64,7 @@ class DynamicBatcher(Generic[Item]):
                 f"is one of {num_together} outputs of a single request; accepted: at most {most}, of which"
                 f" {batch_size} run (batch_size) and {max_waiting} wait (job_queue_size)"
             )
-        places = batch_size if self._free_since is not None else 0
+        places = batch_size * self._num_free
         if len(self._waiting) - places >= max_waiting:
             raise Overloaded(
                 f"the queue is full: {max_waiting} requests are already waiting (job_queue_size)"
@@ -87,13 +88,16 @@ class DynamicBatcher(Generic[Item]):
         """Change the maximum number of requests in a batch."""
         self._config = replace(self._config, batch_size=batch_size)
 
-    def set_free(self, now: float) -> None:
-        """Record that the running batch has ended, so that another may start."""
-        self._free_since = now
+    def set_free(self, now: float, num_batches: int = 1) -> None:
+        """Record that the running batch has ended, so that `num_batches` others may start."""
+        if self._free_since is None:
+            self._free_since = now
+        self._num_free = num_batches
 
     def set_busy(self) -> None:
         """Start no batch until `set_free` is called. `pop_batch` calls `set_busy` itself."""
         self._free_since = None
+        self._num_free = 0
 
     def seconds_until_due(self, now: float) -> float | None:
         """Return the seconds until the next batch starts if no request arrives; None if one runs or nothing waits."""

@@ -1,4 +1,4 @@
-"""Requests that crashed the generating process. Requests like them are not run again."""
+"""Requests that crashed the generating process, and how often. After that, requests like them are not run again."""
 
 from __future__ import annotations
 
@@ -11,21 +11,36 @@ import msgspec
 from engines.core import Request
 
 _MAX_KNOWN = 1024
+MAX_REQUEST_DEATHS = 2
+"""Number of crashes after which a running request is blamed. At the last crash the request ran alone."""
 
 
 class CrashingRequests:
-    """The latest of these requests, by prompt and parameters. The seed is ignored: retries usually change it."""
+    """The latest of these requests, by prompt and parameters. The seed is ignored: retries usually change it.
+
+    Crashes of equal requests count together, because a client may leave and send its request again.
+    """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._deaths: OrderedDict[bytes, int] = OrderedDict()
 
-    def add(self, request: Request) -> None:
-        self._known[_digest(request)] = None
-        if len(self._known) > _MAX_KNOWN:
-            self._known.popitem(last=False)
+    def add(self, request: Request, was_alone: bool) -> bool:
+        """Count a crash; return whether the request is to blame. Crashes with other requests count as one."""
+        digest = _digest(request)
+        deaths = self._deaths.pop(digest, 0)
+        self._deaths[digest] = deaths = deaths + 1 if was_alone else max(deaths, 1)
+        if len(self._deaths) > _MAX_KNOWN:
+            self._deaths.popitem(last=False)
+        return was_alone and deaths >= MAX_REQUEST_DEATHS
+
+    def discard(self, request: Request) -> None:
+        """Forget the crashes of a request that has completed."""
+        if self._deaths:
+            self._deaths.pop(_digest(request), None)
 
     def __contains__(self, request: Request) -> bool:
-        return bool(self._known) and _digest(request) in self._known
+        """Return whether an equal request is to blame for crashes."""
+        return bool(self._deaths) and self._deaths.get(_digest(request), 0) >= MAX_REQUEST_DEATHS
 
 
 def _digest(request: Request) -> bytes:

@@ -12,7 +12,7 @@ from engines.errors import InvalidRequest, RequestFailed, Unavailable
 from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
-from engines.python.crashing_requests import CrashingRequests
+from engines.python.crashing_requests import MAX_REQUEST_DEATHS, CrashingRequests
 from engines.python.generating_process import GeneratingProcess
 from engines.python.messages import DISPATCHER, BatchDone, CallStarted, CannotLoad, Ready, StepDone
 from engines.python.metrics import BatchMetrics
@@ -22,9 +22,6 @@ from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Submit, ToEngine
 
 logger = logging.getLogger(__name__)
-
-MAX_REQUEST_DEATHS = 2
-"""Number of crashes after which a running request is blamed. At the second crash the request ran alone."""
 
 
 class Dispatch(RequestLoop[Request, RequestOutput]):
@@ -58,6 +55,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         """Time at which the generating process counts as stuck, in a batch or while it loads the model."""
         self._loading = False
         self._deaths = 0
+        """Number of crashes while loading or idle since the latest batch."""
 
     def serve(self, front: Front) -> None:
         """Serve requests until a `Drain` is complete.
@@ -112,6 +110,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             self._generator.forget(request_id)
             if reason is AbortReason.STOP_SEQUENCE:
                 self._metrics.observe_tokens(running.num_tokens, running.first_token_time, self._clock())
+                self._crashing_requests.discard(running.request)
         elif not self._batcher.abort(request_id):
             self._suspects = deque(each for each in self._suspects if each.request.id != request_id)
 
@@ -164,27 +163,25 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         """Restart the generating process and retry the requests of its batch, except one that is to blame.
 
         Raises:
-            EngineFailed: the process has crashed too often, and no request is to blame.
+            EngineFailed: the process has crashed too often while loading or idle.
         """
         logger.error("the generating process ended: %s; its batch had %d requests", how, len(self._running))
         had_batch = self._stuck_at is not None and not self._loading
-        if self._running or not had_batch:  # otherwise a request whose client has left may be to blame
-            self._deaths += 1
+        self._deaths = 0 if had_batch else self._deaths + 1
         # Set the state before any error is sent: a client that retries at once must not find the server ready.
         self._set_state(EngineState.STARTING, f"the generating process is being restarted: {how}")
-        for running in self._running.values():
-            running.deaths += 1
-        crashing = [each for each in self._running.values() if each.deaths >= MAX_REQUEST_DEATHS]
+        was_alone = len(self._running) == 1
+        crashing = [
+            each for each in self._running.values() if self._crashing_requests.add(each.request, was_alone)
+        ]
         for each in crashing:
             logger.error(
                 "request %s was the only one when the generating process ended; it is not run again",
                 each.request.id,
             )
-            self._crashing_requests.add(each.request)
-            self._deaths = 0
         error = RequestFailed(
-            f"the generating process ended {MAX_REQUEST_DEATHS} times while running this request, the last time with no"
-            " other request; it is not run again"
+            f"the generating process ended {MAX_REQUEST_DEATHS} times while running this request or an identical one,"
+            " the last time with no other request; it is not run again"
         )
         self._send(front, [RequestOutput.failed(each.request.id, error) for each in crashing])
         self._suspects.extend(self._running.values())
@@ -239,6 +236,8 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             self._metrics.observe_output(running, output, now)
             sent.append(output)
             if output.finished:
+                if not output.error_kind:
+                    self._crashing_requests.discard(running.request)
                 del self._running[output.id]
                 finished.append(output.id)
         self._send_all(front, sent, finished)

@@ -77,7 +77,11 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
     def _is_drained(self) -> bool:
         if self._drain_deadline is None:
             return False
-        return not self._clients or self._clock() >= self._drain_deadline
+        return self._is_finished() or self._clock() >= self._drain_deadline
+
+    def _is_finished(self) -> bool:
+        """Return whether no accepted request is unfinished."""
+        return not self._clients
 
     def _wait_seconds(self, moments: Iterable[float | None]) -> float:
         """Return how long to wait for messages: until the next heartbeat, batch, drain deadline or one of `moments`."""

@@ -50,8 +50,6 @@ class RunningRequest:
     """The dispatcher's record of a request in the running batch."""
 
     request: Request
-    deaths: int = 0
-    """Number of times that the generating process crashed while it ran this request."""
     first_token_time: float | None = None
     delivered: Delivered = field(default_factory=Delivered)
 

@@ -29,7 +29,9 @@ from engines.wire import InvocationOutputs, Invoke, ToEngine
 logger = logging.getLogger(__name__)
 
 GROW_AGAIN_SECONDS = 60.0
-"""Seconds before another worker is started, after one beyond `min_workers` could not start or load the handler."""
+"""Seconds before another worker is started, after one could not start, or one beyond `min_workers` could not load."""
+_CANNOT_START = (OSError, RuntimeError)
+"""Errors of the start of a process: there is no memory, process, file or thread left."""
 
 
 class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
@@ -57,7 +59,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         self._to_retry_alone: deque[RunningInvocation] = deque()
         """Requests of failed calls. Each is retried alone, before all others."""
         self._grow_at = 0.0
-        """Earliest time at which workers beyond `min_workers` may be started."""
+        """Earliest time at which more workers may be started."""
         self._was_ready = False
 
     def serve(self, front: Front) -> None:
@@ -102,6 +104,10 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
 
     def _check(self, request: Invocation) -> None:
         """Accept every request. Requests wait while workers are started."""
+
+    def _is_finished(self) -> bool:
+        """Also wait for calls without a client: a handler may still be cleaning up."""
+        return super()._is_finished() and not any(slot.calls for slot in self._slots)
 
     def _forget(self, request_id: str, reason: AbortReason) -> None:
         for slot in self._slots:
@@ -167,7 +173,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
     def _handle_worker_exit(self, front: Front, slot: Slot, error: EngineError) -> None:
         """Restart a worker whose process is gone. A request that was alone in the worker gets the error.
 
-        A worker beyond `min_workers` that could not load the handler is removed instead.
+        A worker beyond `min_workers` that could not load the handler, or one that cannot be restarted, is removed.
 
         Raises:
             EngineFailed: a worker crashes at start-up, or repeatedly with no request to blame.
@@ -188,7 +194,11 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         slot.reset(self._clock() + self._config.handler.loading_timeout)
         # Set the state before any error is sent: a client that retries at once must not find the server ready.
         self._report_state(f"a worker is being restarted: {error}")
-        self._restart_process(front, slot.process)
+        try:
+            self._restart_process(front, slot.process)
+        except _CANNOT_START as cause:
+            self._slots.remove(slot)
+            self._grow_later(cause)
         if was_alone:
             self._send(front, slot, [InvocationOutput.failed(name, error) for name in slot.running])
         self._retry_alone(front, slot, list(slot.running))
@@ -244,29 +254,34 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         self._slots.remove(slot)
 
     def _scale_workers(self, front: Front) -> None:
-        """Start another worker if requests wait for one, and stop workers that have been idle for too long."""
+        """Start another worker if one is missing or requests wait for one. Stop workers that are idle for too long."""
         settings = self._config.handler
         now = self._clock()
         has_waiting = bool(self._batcher.num_waiting or self._to_retry_alone)
-        if has_waiting and all(slot.calls and not slot.has_room for slot in self._slots):
+        is_full = all(slot.calls and not slot.room for slot in self._slots)
+        if len(self._slots) < settings.min_workers or (has_waiting and is_full):
             if len(self._slots) < settings.max_workers and now >= self._grow_at:
                 try:
                     self._add_slot(front, now + settings.loading_timeout)
-                except (OSError, RuntimeError) as error:  # there is no memory, process, file or thread left
-                    logger.warning("no further worker can be started now: %s", error)
-                    self._grow_at = now + GROW_AGAIN_SECONDS
+                except _CANNOT_START as cause:
+                    self._grow_later(cause)
             return
         for slot in self._slots[settings.min_workers :]:
-            if slot.idle and now - slot.idle_since >= settings.max_idle_seconds:
+            num_loaded = sum(not each.loading for each in self._slots)
+            idle_too_long = now - slot.idle_since >= settings.max_idle_seconds
+            if slot.idle and idle_too_long and num_loaded > settings.min_workers:
                 self._drop_slot(front, slot)
+
+    def _grow_later(self, cause: Exception) -> None:
+        logger.warning("a worker cannot be started now: %s", cause)
+        self._grow_at = self._clock() + GROW_AGAIN_SECONDS
 
     # Calls and outputs
 
     def _start_calls(self) -> None:
         now = self._clock()
         while (slot := self._next_slot()) is not None:
-            if not self._batcher.is_free:
-                self._batcher.set_free(now)
+            self._batcher.set_free(now, sum(each.room for each in self._slots))
             if self._to_retry_alone and slot.idle:
                 self._run(slot, [self._to_retry_alone.popleft()], now)
                 slot.runs_alone = True
@@ -283,7 +298,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         While a request waits to be retried alone and no slot is about to take it, the slot with the fewest calls gets
         no new ones, so that it becomes idle.
         """
-        free = sorted((slot for slot in self._slots if slot.has_room), key=lambda slot: len(slot.calls))
+        free = sorted((slot for slot in self._slots if slot.room), key=lambda slot: len(slot.calls))
         if self._to_retry_alone and not any(
             slot.loading or slot.idle or slot.runs_alone for slot in self._slots
         ):

@@ -83,10 +83,11 @@ class Slot:
         return not self.loading and not self.calls
 
     @property
-    def has_room(self) -> bool:
-        """Whether the worker can take another call now."""
-        concurrent = self.accepts_concurrent_calls and not self.runs_alone and len(self.calls) < MAX_CALLS
-        return not self.loading and (not self.calls or concurrent)
+    def room(self) -> int:
+        """Number of calls that the worker can take now."""
+        if self.loading or self.runs_alone:
+            return 0
+        return max(0, (MAX_CALLS if self.accepts_concurrent_calls else 1) - len(self.calls))
 
     def postpone(self, moment: float) -> None:
         """Let the worker count as stuck no earlier than at `moment`."""

@@ -20,6 +20,8 @@ from djl_python.input_parser import MARK
 Function = Callable[..., Any]
 _JSON = "application/json"
 TOOLKIT = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn")
+_TEXT = (_JSON, "text/csv")
+"""Content types whose bodies the toolkit's functions get as strings."""
 _PREDICTORS = ("djl_python.sklearn_handler", "djl_python.xgboost_handler")
 """Entry points that pass a table to the prediction, and respond with `{"predictions": ...}`."""
 
@@ -100,15 +102,15 @@ class Stages:
 
     def _toolkit(self, inputs: Input, content_type: str, accept: str) -> Output:
         context = ToolkitContext(self._properties["model_dir"], content_type, accept)
-        body = inputs.get_as_bytes()
         if transform := self._functions.get("transform_fn"):
+            body = _toolkit_body(inputs, content_type)
             return _as_output(
                 _call(transform, self._model, body, content_type, accept, context=context), accept
             )
-        read = self._functions.get("input_fn")
-        data = (
-            _call(read, body, content_type, context=context) if read else self._decoded(inputs, content_type)
-        )
+        if read := self._functions.get("input_fn"):
+            data = _call(read, _toolkit_body(inputs, content_type), content_type, context=context)
+        else:
+            data = self._decoded(inputs, content_type)
         result = _call(self._functions["predict_fn"], self._table(data), self._model, context=context)
         write = self._functions.get("output_fn")
         if write is None:
@@ -158,6 +160,11 @@ def _call(function: Function, *arguments: Any, context: ToolkitContext) -> Any:
     except TypeError:
         return function(*arguments, context)
     return function(*arguments)
+
+
+def _toolkit_body(inputs: Input, content_type: str) -> Any:
+    """Return the body as the toolkit passes it to functions. Raises `ValueError` if a text is not UTF-8."""
+    return inputs.get_as_string() if media_type(content_type) in _TEXT else inputs.get_as_bytes()
 
 
 def _response_type(accept: str, content_type: str) -> str:

@@ -66,6 +66,7 @@ class FakeGenerator:
 
     def run(self, requests: list[Request]) -> None:
         assert not self._running, "one batch at a time"
+        assert not self._loading, "the model is not loaded"
         self.batches.append([request.id for request in requests])
         self.left_at.append(self.clock.now)
         self._batch = {request.id: request for request in requests}

@@ -83,6 +83,7 @@ class _Model:
 
     waiting: dict[str, float] = field(default_factory=dict)
     free_since: float | None = 0.0
+    num_free: int = 1
 
     def due_at(self, batch_size: int) -> float | None:
         if self.free_since is None or not self.waiting:
@@ -110,7 +111,7 @@ def test_every_request_is_in_one_batch_and_batches_start_on_time(
     for event, amount in events:
         if event == "add":
             number += 1
-            free_rows = batch_size if model.free_since is not None else 0
+            free_rows = batch_size * model.num_free if model.free_since is not None else 0
             if len(model.waiting) - free_rows >= max_waiting:
                 with pytest.raises(Overloaded, match=f"{max_waiting} requests are already waiting"):
                     batcher.add(_request(number), now)
@@ -121,9 +122,10 @@ def test_every_request_is_in_one_batch_and_batches_start_on_time(
             assert batcher.abort(str(amount)) == (model.waiting.pop(str(amount), None) is not None)
         elif event == "wait":
             now += amount * _DELAY / 16  # exact in binary, so due times are hit exactly
-        elif event == "free" and model.free_since is None:
-            batcher.set_free(now)
-            model.free_since = now
+        elif event == "free":
+            model.num_free = 1 + amount % 3
+            batcher.set_free(now, model.num_free)
+            model.free_since = now if model.free_since is None else model.free_since
         elif event == "busy":
             batcher.set_busy()
             model.free_since = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engines.core import AbortReason
+from engines.core import AbortReason, Request
 from engines.health import EngineState
 from engines.python.dispatch import REACTION_SECONDS
 from engines.python.request_loop import MAX_DEATHS, EngineFailed
@@ -17,6 +17,7 @@ from tests.engines.mpi.fakes import CLIENT, expected_output, make_request
 from tests.engines.python.dispatch_lab import (
     TIMEOUT,
     Lab,
+    Turn,
     check_front,
     make_requests,
     pauses,
@@ -73,9 +74,36 @@ def test_many_crashing_requests_do_not_stop_the_engine(tmp_path: Path) -> None:
     assert lab.generator.num_restarts == 7
 
 
+def _submit_and_leave_during_reload(request: Request) -> list[Turn]:
+    return [submit(request), *pauses(4), [(CLIENT, Abort(request.id, AbortReason.CLIENT_LEFT))], *pauses(12)]
+
+
+def test_a_crashing_request_whose_client_leaves_and_tries_again_is_rejected(tmp_path: Path) -> None:
+    poison = make_request("poison", range(9), 4)
+    lab = Lab(tmp_path, batch_size=1, poison=poison.prompt_token_ids, reload_polls=5)
+    tries = [replace(poison, id=f"try {i}") for i in range(MAX_DEATHS)]
+    front = lab.serve(*(turn for each in tries for turn in _submit_and_leave_during_reload(each)))
+    assert "try 0" not in front.outputs
+    assert (
+        "2 times while running this request or an identical one" in front.outputs["try 1"][-1].error_message
+    )
+    assert "crashed the generating process before" in front.outputs["try 2"][-1].error_message
+    assert lab.generator.num_restarts == 2
+
+
+def test_crashing_requests_whose_clients_leave_do_not_stop_the_engine(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=1, dies_after=[0] * MAX_DEATHS, reload_polls=5)
+    requests, last = make_requests(MAX_DEATHS), make_request("last")
+    left = [turn for each in requests for turn in _submit_and_leave_during_reload(each)]
+    front = lab.serve(*left, submit(last), *pauses(20))
+    check_front(front, last)
+    assert lab.generator.num_restarts == MAX_DEATHS
+
+
 def test_crashes_with_good_batches_between_them_do_not_stop_the_engine(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, dies_after=[1, None] * (MAX_DEATHS + 1))
-    requests = make_requests(MAX_DEATHS + 1)
+    equal = make_request("", range(3), 4)
+    requests = [replace(equal, id=f"r{i}") for i in range(MAX_DEATHS + 1)]
     front = lab.serve(*(turn for each in requests for turn in (submit(each), *pauses(20))))
     for request in requests:
         check_front(front, request)
@@ -143,6 +171,13 @@ def test_a_process_that_dies_repeatedly_while_idle_stops_the_engine(tmp_path: Pa
     ):
         lab.serve(*pauses(30))
     assert lab.generator.num_restarts == MAX_DEATHS - 1
+
+
+def test_a_batch_waits_for_a_process_that_died_while_idle(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, num_idle_deaths=1, reload_polls=5)
+    request = make_request("a")
+    front = lab.serve(submit(request), *pauses(20))
+    check_front(front, request)
 
 
 def test_a_process_that_does_not_become_ready_again_stops_the_engine(tmp_path: Path) -> None:

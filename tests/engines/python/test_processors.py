@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from engines.core import FinishReason, GenerateParams
-from tests.engines.python.conftest import Runner, generate, request
+from tests.engines.python.conftest import Runner, break_in_step, generate, request
 from tests.support.tiny_architectures import make_model
 
 _PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9, 4, 9], [7], [39, 11, 67, 46, 6, 56, 2, 14, 54, 92, 45, 47, 50]]
@@ -54,6 +54,17 @@ def test_each_row_equals_generate_alone(architecture: str) -> None:
     assert heard.tokens("plain") == plain[0]
     assert {heard.end(str(i)).finish_reason for i in range(len(cases))} == {FinishReason.LENGTH}
     assert heard.num_steps == _NEW_TOKENS, "one batch for all requests"
+
+
+def test_a_row_that_a_later_call_continues_equals_generate_alone(runner: Runner) -> None:
+    params = GenerateParams(forced_eos_token_id=(3,))
+    expected = _alone(make_model("llama"), _PROMPTS[0], params)
+    break_in_step(runner, 3)
+    heard = runner.run(
+        [request("a", _PROMPTS[0], _NEW_TOKENS, generate=params), request("b", _PROMPTS[1], _NEW_TOKENS)]
+    )
+    assert heard.calls == [["a", "b"], ["a"], ["b"]]
+    assert heard.tokens("a") == expected
 
 
 def test_log_probabilities_are_those_of_the_unprocessed_logits(runner: Runner) -> None:

@@ -33,6 +33,8 @@ class FakeWorker:
         """Request ids of each call."""
         self.forgotten: list[str] = []
         self.restarts = 0
+        self.restart_error: OSError | None = None
+        """What a restart raises."""
         self.closed = False
         self._messages: deque[FromWorker | None] = deque()
 
@@ -44,7 +46,14 @@ class FakeWorker:
         self._messages.append(CannotLoad("RuntimeError: out of memory"))
 
     def answer(self, name: str) -> None:
+        """Send the whole response, and end the call."""
+        self.respond(name)
+        self.end_call(name)
+
+    def respond(self, name: str) -> None:
         self._messages.append(Answered([InvocationOutput(name, AnswerHead(200, "OK", ()), last=True)]))
+
+    def end_call(self, name: str) -> None:
         self._messages.append(CallDone([name]))
 
     def begin(self, name: str) -> None:
@@ -74,6 +83,8 @@ class FakeWorker:
         self._messages.clear()
 
     def restart(self) -> None:
+        if self.restart_error is not None:
+            raise self.restart_error
         self.restarts += 1
         self.calls = []
 
@@ -93,6 +104,7 @@ class Lab:
         self.messages: dict[str, str] = {}
         """Error message of each finished request."""
         self.client_is_gone = False
+        self.watched: list[int] = []
         self.start_error: OSError | None = None
         """What the start of a worker raises."""
         config = handler_config("plain", batch_timeout=timeout, min_workers=num_workers, **batching)
@@ -144,9 +156,10 @@ class Lab:
         return not self.client_is_gone
 
     def watch(self, descriptor: int) -> None:
-        pass
+        self.watched.append(descriptor)
 
-    unwatch = watch
+    def unwatch(self, descriptor: int) -> None:
+        self.watched.remove(descriptor)
 
 
 def invoke(*names: str) -> Turn:

@@ -24,6 +24,9 @@ def test_an_aborted_request_is_dropped_from_its_call_or_the_queue(tmp_path: Path
     lab.turn(invoke("running", "waiting", "stays"))
     lab.turn([(CLIENT, Abort(name, AbortReason.CLIENT_LEFT)) for name in ("running", "waiting")])
     assert worker.forgotten == ["running"]
+    lab.wait(REACTION_SECONDS + 1)
+    lab.turn()
+    assert not worker.restarts, "only an asynchronous call must stop at once"
     worker.answer("running")
     lab.turn()
     assert worker.calls == [["running"], ["stays"]]
@@ -138,6 +141,39 @@ def test_an_extra_worker_starts_while_requests_wait_and_stops_when_idle(tmp_path
     lab.turn()
     assert extra.closed
     assert not first.closed
+    assert lab.watched == [first.fileno()]
+
+
+def test_an_idle_extra_worker_is_kept_while_the_other_one_loads(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1, timeout=3600.0)
+    (first,) = lab.workers
+    first.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("a", "b"))
+    extra = lab.workers[1]
+    extra.ready(accepts_concurrent_calls=False)
+    lab.turn()
+    first.answer("a")
+    extra.answer("b")
+    lab.turn()
+    first.end()
+    lab.wait(lab.max_idle_seconds + 1)
+    lab.turn()
+    assert (extra.closed, lab.board.read().state) == (False, EngineState.READY)
+    first.ready(accepts_concurrent_calls=False)
+    lab.turn()
+    assert extra.closed
+
+
+@pytest.mark.parametrize(("num_workers", "concurrent"), [(4, False), (1, True)])
+def test_requests_that_idle_workers_can_take_do_not_fill_the_queue(
+    num_workers: int, concurrent: bool, tmp_path: Path
+) -> None:
+    lab = Lab(tmp_path, num_workers, max_waiting=1)
+    for worker in lab.workers:
+        worker.ready(accepts_concurrent_calls=concurrent)
+    lab.turn()
+    lab.turn(invoke(*"abcdef"))
+    assert lab.errors == ({} if concurrent else {"f": "overloaded"})
 
 
 def test_the_engine_is_ready_while_one_of_two_workers_hangs(tmp_path: Path) -> None:
@@ -170,6 +206,20 @@ def test_unfinished_requests_get_an_error_when_the_drain_times_out(tmp_path: Pat
     lab.clock.now += 1
     lab.turn()
     assert lab.errors == {"a": "unavailable", "b": "unavailable"}
+    assert worker.closed
+
+
+def test_a_drain_lets_a_handler_that_has_responded_clean_up(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, 1)
+    (worker,) = lab.workers
+    worker.ready(accepts_concurrent_calls=False)
+    lab.turn(invoke("a"))
+    worker.respond("a")
+    lab.turn([(CLIENT, Drain(60.0))])
+    lab.turn()
+    assert (worker.closed, lab.errors) == (False, {"a": ""})
+    worker.end_call("a")
+    lab.turn()
     assert worker.closed
 
 
@@ -231,6 +281,29 @@ def test_an_extra_worker_that_cannot_be_started_is_retried_later(tmp_path: Path)
     first.answer("a")
     lab.turn()
     assert first.calls == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_worker_that_cannot_be_restarted_is_replaced_later(num_workers: int, tmp_path: Path) -> None:
+    lab = Lab(tmp_path, num_workers, timeout=3600.0)
+    for worker in lab.workers:
+        worker.ready(accepts_concurrent_calls=False)
+    lab.turn()
+    failing = lab.workers[-1]
+    failing.restart_error = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    failing.end()
+    lab.turn()
+    assert lab.board.read().state is (EngineState.READY if num_workers == 2 else EngineState.STARTING)
+    lab.wait(GROW_AGAIN_SECONDS - 1)
+    lab.turn()
+    assert len(lab.workers) == num_workers, "too early"
+    lab.clock.now += 1
+    lab.turn()
+    assert len(lab.workers) == num_workers + 1
+    lab.workers[-1].ready(accepts_concurrent_calls=False)
+    lab.turn(invoke(*"ab"[:num_workers]))
+    assert lab.workers[-1].calls == [["ab"[num_workers - 1]]]
+    assert lab.board.read().state is EngineState.READY
 
 
 def test_an_extra_worker_whose_load_times_out_is_dropped(tmp_path: Path) -> None:

@@ -194,6 +194,21 @@ def test_inputs_are_on_the_models_device_by_default(
     assert devices == {expected}
 
 
+@pytest.mark.parametrize(("is_encoder_decoder", "ends"), [(False, [0, 1]), (True, [1, 0])])
+def test_prompts_are_padded_on_the_right_only_for_an_encoder(
+    is_encoder_decoder: bool, ends: list[int], model: tuple[Any, Any]
+) -> None:
+    def generate(attention_mask: Any, streamer: Any, **_: Any) -> None:
+        masks.append(attention_mask[0, [0, -1]].tolist())
+        streamer.end()
+
+    config = SimpleNamespace(is_encoder_decoder=is_encoder_decoder)
+    fake = SimpleNamespace(device="cpu", config=config, generate=generate)
+    masks: list[list[int]] = []
+    list(StreamingUtils.get_stream_generator("Accelerate")(fake, model[1], PROMPTS))
+    assert masks == [ends]
+
+
 def test_the_same_seed_samples_the_same_text(model: tuple[Any, Any]) -> None:
     stream = StreamingUtils.get_stream_generator("Accelerate")
     runs = [list(stream(*model, PROMPTS, None, temperature=1.5, manual_seed=3)) for _ in range(2)]

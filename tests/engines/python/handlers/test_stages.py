@@ -45,6 +45,33 @@ def test_a_function_that_only_predicts_gets_a_csv_of_numbers_as_an_array(name: s
     assert output.content.value_at(0) == b"2.0,4.0\n6.0,8.0\n"
 
 
+@pytest.mark.parametrize("function", ["input_fn", "transform_fn"])
+@pytest.mark.parametrize(
+    ("content_type", "expected"),
+    [
+        ("application/json", "1,2"),
+        ("text/csv; charset=utf-8", "1,2"),
+        ("text/plain", b"1,2"),
+        ("application/x-npy", b"1,2"),
+    ],
+)
+def test_toolkit_functions_get_json_and_csv_as_strings(
+    content_type: str, expected: str | bytes, function: str
+) -> None:
+    bodies: list[Any] = []
+
+    def record(*arguments: Any) -> str:
+        bodies.append(arguments[0 if function == "input_fn" else 1])
+        return ""
+
+    stages = Stages({function: record, "predict_fn": lambda data, model: data}, PROPERTIES)
+    stages(make_input(b"1,2", content_type))
+    assert bodies == [expected]
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match="utf-8"):
+            stages(make_input(b"\xff", content_type))
+
+
 @pytest.mark.parametrize("entry", ["djl_python.sklearn_handler", "djl_python.xgboost_handler"])
 @pytest.mark.parametrize("name", ["predict_fn", "prediction_handler"])
 @pytest.mark.parametrize(

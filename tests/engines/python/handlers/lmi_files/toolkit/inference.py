@@ -16,7 +16,7 @@ def input_fn(request_body, request_content_type):
     if request_content_type == "application/json":
         return np.array(json.loads(request_body)["inputs"], dtype=float)
     if request_content_type == "text/csv":
-        return np.loadtxt(io.StringIO(request_body.decode("utf-8")), delimiter=",")
+        return np.loadtxt(io.StringIO(request_body), delimiter=",")
     raise ValueError(f"Unsupported content type: {request_content_type}")
 
 
