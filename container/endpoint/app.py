@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -14,13 +13,14 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
-from container.endpoint import figures, peer
+from container.endpoint import figures
 from container.endpoint.api import ApiError, refused
 from container.endpoint.asynchronous import AsyncInvocations
 from container.endpoint.container_call import MAX_BODY_BYTES
 from container.endpoint.platform import Platform
 from container.endpoint.runtime import CHAT, STREAM, WHOLE, Runtime
 from container.measure.output import as_json
+from container.run import peer
 from container.run.launch import base_url
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -47,7 +47,7 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
                 f"Host: not a name of this machine (got {request.host}); allowed: {', '.join(LOCAL)}"
             )
         client = (str(request.environ["REMOTE_ADDR"]), int(request.environ["REMOTE_PORT"]))
-        if peer.is_listed() and peer.user_of(*client) not in (0, os.getuid()):
+        if not peer.is_trusted(*client, peer.ESTABLISHED):
             raise refused("only processes of the user who runs lmi endpoint may call it")
 
     @app.post("/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import http.client
 import json
@@ -16,12 +17,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Self
 
+from container.run import peer
 from container.run.launch import BIND_TO_PORT
 from container.run.processes import Child
 
 HOST = "127.0.0.1"
 _PORTS = range(10_000, 32_768)
 """Ports to choose from. In Linux's ephemeral range, above these, an outgoing connection could take the port first."""
+_PORT_TRIES = 100
 STOP_SECONDS = 30.0
 """Time between SIGTERM and SIGKILL, as on SageMaker."""
 _PING_SECONDS = 2.0
@@ -48,20 +51,28 @@ def _starter() -> Executor:
 
 
 def free_port() -> int:
-    """Return a free TCP port of 127.0.0.1, chosen at random, so that servers that start together get different ones."""
-    while True:
+    """Return a free TCP port of 127.0.0.1, chosen at random, so that servers that start together get different ones.
+
+    Raises: OSError: no port was free in `_PORT_TRIES` tries.
+    """
+    for _ in range(_PORT_TRIES):
         port = random.SystemRandom().choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             return port
+    raise OSError(errno.EADDRINUSE, f"no free port of {HOST} found in {_PORT_TRIES} tries")
 
 
 def ping(port: int, path: str = "/ping", timeout: float = _PING_SECONDS) -> str:
-    """Return the status of a GET as text, or the name of the error that prevented a response."""
+    """Return the status of a GET as text, or why there is no response of this user's server.
+
+    Until the server listens, another user's process may take its port.
+    """
     try:
-        return str(_get(port, path, timeout)[0])
+        status = str(_get(port, path, timeout)[0])
     except (OSError, http.client.HTTPException) as error:
         return type(error).__name__
+    return status if peer.is_trusted(HOST, port, peer.LISTENING) else f"{status} from another user's process"
 
 
 def _why_it_hangs(port: int) -> str:

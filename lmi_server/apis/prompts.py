@@ -9,6 +9,7 @@ from typing import Any
 
 import gevent
 from gevent import monkey
+from gevent.lock import BoundedSemaphore
 
 from engines.errors import InvalidRequest
 from lmi_server.apis.base import ApiContext
@@ -34,6 +35,8 @@ MAX_PROMPT_TOKENS = 1 << 21
 engine receives them."""
 _LONG_TEXT_CHARS = 32_768
 """Tokenizing a longer text takes tens of milliseconds, so a thread does it. Otherwise all other streams would pause."""
+_long_texts = BoundedSemaphore(2)
+"""Limits the number of threads that tokenize, because each may need hundreds of megabytes."""
 _PIECE_CHARS = 1 << 20
 """Maximum number of characters tokenized in one piece. A tokenizer needs hundreds of bytes of memory per token."""
 _CUT_TOKENS = 64
@@ -103,7 +106,7 @@ def encode_prompts(
     prompts: tuple[Prompt, ...] | InvalidRequest
     num_chars = sum(map(len, texts.values()))
     if num_chars > _LONG_TEXT_CHARS and monkey.is_module_patched("threading"):
-        with tokenizes_in_thread(max(map(len, texts.values()))):
+        with _long_texts, tokenizes_in_thread(max(map(len, texts.values()))):
             prompts = gevent.get_hub().threadpool.apply(encode)
     else:
         prompts = encode()

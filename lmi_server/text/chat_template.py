@@ -31,6 +31,8 @@ _TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
+_MAX_SOURCE_CHARS = 200_000
+"""Compiling takes kilobytes of memory per character. Templates of known models are below 100,000 characters."""
 
 
 class RenderedTooLong(InvalidRequest):
@@ -137,8 +139,11 @@ class ChatTemplate:
     ) -> None:
         """`special_tokens`: `bos_token`, `eos_token` and so on, as templates name them.
 
-        Raises `ValueError` if `source` is not a valid template.
+        Raises `ValueError` if `source` is not a valid template, or too long.
         """
+        if len(source) > _MAX_SOURCE_CHARS:
+            size = f"{len(source)} characters"
+            raise ValueError(f"chat template: too long (got {size}); allowed: {_MAX_SOURCE_CHARS}")
         environment = self._environment = LimitedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,

@@ -17,7 +17,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,6 +56,12 @@ _SORTING = frozenset({"groupby", "sort"})
 _ITERATING = _SORTING | {"batch", "join", "list", "map", "max", "min", "slice", "sum", "unique"}
 _ITERATING |= {"reject", "rejectattr", "select", "selectattr"}
 """Filters that only iterate over their value, so they give the same result for a generator."""
+_CHECKED_OPERANDS: Mapping[type[nodes.Node], str] = {
+    nodes.Compare: "expr",  # without a call, Python would not handle the timer's signal
+    nodes.Filter: "node",
+    nodes.Mod: "left",
+}
+"""Fields of the first operand, before which the time is checked."""
 _SLOW_FOR_TEXT = frozenset({"striptags", "title", "urlencode", "urlize", "wordcount", "wordwrap"})
 _address_space = threading.Lock()
 _tokenizer_bytes = 0
@@ -85,7 +91,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**"))
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**options, optimized=False)  # the optimizer takes long for nested expressions
         self._deadline = math.inf
         """CPU time of the thread at which the rendering is stopped."""
         self._too_slow = ""
@@ -95,17 +101,21 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.filters = {name: self._limited(name, one) for name, one in self.filters.items()}
 
     def limited_template(self, source: str) -> jinja2.Template:
-        """Compile a template, with a time check in each loop, macro and comparison.
+        """Compile a template, with a time check in each loop, macro, comparison, filter and `%`.
+
+        A filter or `%` of constants is therefore not computed here, where no limit applies.
 
         Raises `jinja2.TemplateSyntaxError`.
         """
         tree = self.parse(source)
         node: Any
-        for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Compare)):
+        kinds: tuple[type[nodes.Node], ...] = (nodes.For, nodes.Macro, nodes.CallBlock, *_CHECKED_OPERANDS)
+        for node in tree.find_all(kinds):
             # No variable of the template can shadow an attribute of the environment.
             tick = nodes.EnvironmentAttribute("tick")
-            if isinstance(node, nodes.Compare):  # without a call, Python would not handle the timer's signal
-                node.expr = nodes.Or(tick, node.expr)
+            if operand := _CHECKED_OPERANDS.get(type(node)):
+                if (value := getattr(node, operand)) is not None:  # None: a filter of a block
+                    setattr(node, operand, nodes.Or(tick, value))
                 continue
             node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
             if isinstance(node, nodes.For) and node.test is not None:  # a loop of its own, without the body
@@ -164,7 +174,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     @property
     def tick(self) -> None:
-        """Check the time in some cases. Compiled into loops, macros and comparisons. Raises `TemplateLimitError`."""
+        """Check the time in some cases. Compiled into loops, macros and expressions. Raises `TemplateLimitError`."""
         self._ticks += 1
         if self._ticks % _TICKS_PER_CHECK == 0:
             self.check_time()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import gevent
 import pytest
 from flask.testing import FlaskClient
 
@@ -276,3 +278,25 @@ def test_the_refusal_of_a_text_that_a_thread_tokenizes_prints_no_traceback(
         client.post("/invocations", json={"inputs": "q" * MAX_MODEL_LEN * 5})
     )
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_only_two_threads_tokenize_long_texts(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them may need hundreds of megabytes."""
+    monkeypatch.setattr(prompts, "_LONG_TEXT_CHARS", 100)
+    monkeypatch.setattr(prompts, "monkey", SimpleNamespace(is_module_patched=lambda name: True))
+    running: list[str] = []
+    counts: list[int] = []
+
+    def encode_slowly(model: TextModel, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        running.append(text)
+        counts.append(len(running))
+        time.sleep(0.05)
+        running.pop()
+        return ()
+
+    def send() -> None:
+        refusal_of(client.application.test_client().post("/invocations", json={"inputs": "q" * 101}))
+
+    monkeypatch.setattr(TextModel, "encode", encode_slowly)
+    gevent.joinall([gevent.spawn(send) for _ in range(6)], raise_error=True)
+    assert (len(counts), max(counts)) == (6, 2)

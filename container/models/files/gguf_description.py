@@ -13,11 +13,13 @@ from container.models.files.choice import short_list
 from container.models.gguf_names import SUFFIX, is_first, parts_of
 from container.models.publish import make_folder
 from container.progress import ProgressView
+from lmi_server.values.show import one_line
 
 _VERSION = "7"
 """Version of the description. A new version does not use old results."""
 _NEEDED_BYTES = 128 << 20
 _SECONDS = 300.0
+_MAX_ERROR_CHARS = 2000
 
 
 def first_files(folder: Path) -> list[Path]:
@@ -71,4 +73,4 @@ def _describe(file: Path, part: Path) -> None:
         raise ModelNotAvailable(f"preparing {file} timed out after {_SECONDS:.0f} s") from error
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ModelNotAvailable(f"{file} cannot be served: {lines[-1]}")
+        raise ModelNotAvailable(f"{file} cannot be served: {one_line(lines[-1], _MAX_ERROR_CHARS)}")

@@ -1,4 +1,4 @@
-"""Peak memory while loading: at most one tensor more than the rank's shard."""
+"""Memory of a loaded model, and its peak while loading: at most one tensor more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.support.paths import REPO_ROOT, child_environment
 
 _HIDDEN, _WIDTH = 1024, 4096
 _SLACK = 24 << 20
-"""Tolerance for the memory of threads, allocator and interpreter."""
+"""Tolerance for the memory of threads, allocator and interpreter, and for code that runs for the first time."""
+_READ_SLACK = 4 << 20
+"""Tolerance for other memory that is freed before the end."""
 
 _PROGRAM = """
 import re, sys
@@ -41,12 +43,13 @@ Path("/proc/self/clear_refs").write_text("5")
 before = status("VmRSS")
 weights.prefetch(lambda source: build(replace(parts, weights=source)))
 model = build(parts)
-print(weights.owned_bytes, status("VmHWM") - before, weights.bytes_read)
+peak, end = (status(name) - before for name in ("VmHWM", "VmRSS"))
+print(weights.owned_bytes, config.screen_bytes(), peak, end, weights.bytes_read)
 """
 
 
 @pytest.mark.long
-def test_peak_memory_is_at_most_the_shard_and_one_tensor(tmp_path: Path) -> None:
+def test_peak_memory_is_at_most_the_loaded_model_and_one_tensor(tmp_path: Path) -> None:
     if shared_team() is None:
         pytest.skip("native kernels are not built")
     config = LlamaConfig(
@@ -76,7 +79,9 @@ def test_peak_memory_is_at_most_the_shard_and_one_tensor(tmp_path: Path) -> None
     if "clear_refs" in result.stderr:
         pytest.skip("the kernel does not reset this process's peak")
     assert result.returncode == 0, result.stderr
-    owned, peak, read = map(int, result.stdout.split())
+    owned, screen, peak, end, read = map(int, result.stdout.split())
     assert owned == read == sum(2 * tensor.numel() for tensor in tensors.values())
     one_tensor = 2 * 2 * _WIDTH * _HIDDEN
-    assert owned / 2 < peak <= owned + one_tensor + _SLACK
+    assert owned / 2 < end <= owned + screen + _SLACK
+    # The head's int8 copy, `screen`, is quantized before it is packed.
+    assert peak <= end + one_tensor + screen + _READ_SLACK

@@ -7,6 +7,7 @@ import gc
 import resource
 import signal
 import time
+import tracemalloc
 from collections.abc import Callable
 from datetime import datetime
 from threading import Thread
@@ -141,3 +142,31 @@ def test_other_threads_than_the_main_one_have_the_limits_of_loops() -> None:
     thread.start()
     thread.join(30)
     assert "takes more than 0.06 s for 1 message" in errors[0]
+
+
+@pytest.mark.parametrize(
+    "form", ["{{ %s }}", "{%% if %s %%}{%% endif %%}", "{%% autoescape %s %%}{%% endautoescape %%}"]
+)
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "('a' | center(3000)) | replace(' ', 'b' | center(3000))",
+        "'%9999999d' % 1",
+        "1 | tojson(indent=9999999)",
+    ],
+)
+def test_compiling_computes_nothing(form: str, expression: str) -> None:
+    """There are no limits yet. Jinja would compute filters and operators of constants."""
+    tracemalloc.start()
+    try:
+        ChatTemplate("{% if false %}" + form % expression + "{% endif %}", {})
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_huge_template_is_an_error() -> None:
+    with pytest.raises(
+        ValueError, match=r"chat template: too long \(got 200001 characters\); allowed: 200000"
+    ):
+        ChatTemplate("x" * 200_001, {})

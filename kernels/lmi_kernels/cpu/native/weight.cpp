@@ -222,7 +222,7 @@ void fill(void* argument, Worker& worker) {
 }
 
 // Weights share huge pages, because most are smaller than one. Memory is allocated in zeroed blocks of whole huge
-// pages; a block is freed with its last weight.
+// pages; a block is freed with its last weight. Blocks are large, because the last page of each is mostly unused.
 struct Block {
   char* start;
   int64_t bytes, used = 0, num_weights = 0;
@@ -230,7 +230,7 @@ struct Block {
   bool holds(const void* memory) const { return memory >= start && memory < start + bytes; }
 };
 
-constexpr int64_t kHugePage = 2 << 20, kBlockBytes = 32 << 20;
+constexpr int64_t kHugePage = 2 << 20, kBlockBytes = 256 << 20;
 std::mutex blocks_mutex;
 std::vector<Block> blocks;  // new weights go into the last one
 

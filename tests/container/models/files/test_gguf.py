@@ -202,6 +202,14 @@ def test_unsupported_metadata_is_reported(fields: dict[str, Any], words: str, tm
         describe(_write(tmp_path, fields), tmp_path)
 
 
+def test_no_control_characters_of_a_file_reach_the_terminal(tmp_path: Path) -> None:
+    file = _write(tmp_path, {"general.architecture": "a\x1b[2Jb"})
+    with pytest.raises(
+        ModelNotAvailable, match=r"cannot be served: .* \(got a\\x1b\[2Jb\); allowed: gemma, "
+    ):
+        _obtain(ModelSource(model_id=str(file)), tmp_path / "cache")
+
+
 def test_a_file_without_tensors_is_rejected(tmp_path: Path) -> None:
     file = _write(tmp_path, {f"llama.{key}": 8 for key in NEEDED}, tensors=())
     with pytest.raises(UnknownGguf, match=r"the GGUF file has no tensor 'token_embd\.weight'"):
