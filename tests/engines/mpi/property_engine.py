@@ -11,6 +11,7 @@ import dataclasses
 import random
 import sys
 from collections.abc import Sequence
+from functools import partial
 from math import isclose, isnan
 
 import torch
@@ -204,13 +205,8 @@ def _are_close(found: Sequence[PromptLogprob], expected: Sequence[PromptLogprob]
     )
 
 
-def run(combination: Combination, num_steps: int, seed: int) -> Report:
-    """Run at least `num_steps` steps. Stop at the first violation, which the report describes."""
-    return run_episodes(Episode, combination, num_steps, seed)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run_command(__doc__, run, arguments)
+run = partial(run_episodes, Episode)
+main = partial(run_command, __doc__, run)
 
 
 if __name__ == "__main__":

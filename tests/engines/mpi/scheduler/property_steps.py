@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from engines.config import SchedulerConfig
 from engines.core import RequestOutput
@@ -237,13 +237,8 @@ class Episode:
         report.num_left_out += self._checks.num_left_out
 
 
-def run(combination: Combination, num_steps: int, seed: int) -> Report:
-    """Run at least `num_steps` steps. Stop at the first violation, which the report describes."""
-    return run_episodes(Episode, combination, num_steps, seed)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run_command(__doc__, run, arguments)
+run = partial(run_episodes, Episode)
+main = partial(run_command, __doc__, run)
 
 
 if __name__ == "__main__":
