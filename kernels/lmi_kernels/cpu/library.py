@@ -53,9 +53,9 @@ class Library:
         self.weight_free = functions.lmi_weight_free
         self.weight_free.argtypes, self.weight_free.restype = [c_void_p], None
         self.weight_fill = functions.lmi_weight_fill
-        self.weight_fill.argtypes = [*[c_void_p] * 2, POINTER(c_void_p), POINTER(c_int64)]
+        self.weight_fill.argtypes = [*[c_void_p] * 2, POINTER(c_void_p), POINTER(c_int64), c_int32]
         self.weight_fill.argtypes += [*[c_void_p] * 2, c_int64, c_bool]
-        self.weight_fill.restype = None
+        self.weight_fill.restype = c_bool
         self.attention_scratch_bytes = functions.lmi_attention_scratch_bytes
         """(number of threads, query heads, KV heads, head_dim) -> bytes of `Attention.scratch`."""
         self.attention_scratch_bytes.argtypes = [c_int32] * 4

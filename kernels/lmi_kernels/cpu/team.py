@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from lmi_kernels.cpu.library import Library, load
-from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Struct
+from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Storage, Struct
 
 
 class Program:
@@ -67,34 +67,38 @@ class Team:
         self,
         handle: int,
         blocks: Sequence[torch.Tensor],
+        storage: Storage,
         bias: torch.Tensor | None,
-        scales: torch.Tensor | None,
+        norms: torch.Tensor | None,
         gated: bool,
-    ) -> None:
-        """Fill a native weight.
+    ) -> bool:
+        """Fill a native weight. Returns False if out of memory.
 
         Args:
             handle: the weight.
-            blocks: matrices that have [num_rows, in_features] if stacked, in the weight's storage.
+            blocks: matrices that have [num_rows, in_features] if stacked.
+            storage: of the blocks; the weight's own unless that is int8.
             bias: [num_rows], fp32; None: no bias.
-            scales: [num_rows], fp32, for int8; else None.
+            norms: for int8, [2, num_rows], fp32, or None: overwritten, see `NativeWeight`.
             gated: the first half of the rows are the gates of the second half.
         """
         rows = [each.contiguous() for each in blocks]
         sizes = [len(each) for each in rows]
         memory = (ctypes.c_void_p * len(rows))(*[each.data_ptr() for each in rows])
-        values = [None if each is None else each.contiguous() for each in (bias, scales)]
-        pointers = [None if each is None else each.data_ptr() for each in values]
+        bias = None if bias is None else bias.contiguous()
         with self._lock:
-            self.library.weight_fill(
+            filled: bool = self.library.weight_fill(
                 self._handle,
                 handle,
                 memory,
                 (ctypes.c_int64 * len(rows))(*sizes),
-                *pointers,
+                storage,
+                None if bias is None else bias.data_ptr(),
+                None if norms is None else norms.data_ptr(),
                 sum(sizes),
                 gated,
             )
+        return filled
 
     def attention_scratch_bytes(self, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
         """Return the size of `Attention.scratch` in bytes."""

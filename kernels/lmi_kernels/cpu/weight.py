@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import torch
 
@@ -14,78 +12,10 @@ from lmi_kernels.cpu.team import Team
 
 _LANES = 16
 """Alignment of rows in numbers: 64 bytes."""
-_BLOCK = 128
-"""Rows to convert to fp32 at a time, so that they stay in a cache."""
-_ROTATED = 64
-"""Size of the blocks that are rotated. Must be equal to `kBlock` of `native/rotate.inc`."""
-_SMALLEST_ROW = 1e-30
-"""Rows whose largest magnitude is below this become zero, because 127 / magnitude may not be finite. Equal to
-`kSmallestRow` of `native/linear_int8.inc`."""
 
 
 def padded(width: int) -> int:
     return -(-width // _LANES) * _LANES
-
-
-@cache
-def _hadamard() -> torch.Tensor:
-    """Return the Hadamard matrix of order 64, divided by 8. It is orthogonal and symmetric."""
-    matrix = torch.ones(1, 1)
-    while len(matrix) < _ROTATED:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return matrix / 8
-
-
-def rotate_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Multiply blocks of 64 numbers by the Hadamard matrix of order 64, divided by 8. It is its own inverse.
-
-    Args:
-        rows: [num_rows, width], any float dtype.
-
-    Returns: [num_rows, width rounded up to 64], fp32.
-    """
-    rows = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % _ROTATED))
-    return (rows.view(-1, _ROTATED) @ _hadamard()).view(rows.shape)
-
-
-def quantise_rows(
-    weight: torch.Tensor, num_threads: int = 1, norms: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate each row, then quantise it to integers from -127 to 127 with the scale max|row| / 127.
-
-    Args:
-        weight: [rows, columns], any float dtype.
-        norms: [2, rows], fp32, or None: overwritten with upper bounds of the norm of each row, before and after
-            quantization, and of its quantization error.
-
-    Returns:
-        The integers, [rows, columns rounded up to 64], int8, and the scales, [rows], fp32. A row that becomes zero has
-        scale 0.
-    """
-    integers = torch.empty(len(weight), -(-weight.shape[1] // _ROTATED) * _ROTATED, dtype=torch.int8)
-    scales = torch.empty(len(weight))
-
-    def quantise(start: int) -> None:
-        block = rotate_rows(weight[start : start + _BLOCK])
-        largest = block.abs().amax(dim=1)
-        scale = torch.where(largest < _SMALLEST_ROW, 0, largest / 127)
-        factor = torch.where(scale > 0, 1 / scale, 0)
-        rows = slice(start, start + _BLOCK)
-        exact = block.mul_(factor[:, None])
-        rounded = exact.round().clamp_(-127, 127)
-        integers[rows] = rounded
-        if norms is not None:
-            error = rounded.sub_(exact).norm(dim=1) * scale
-            error += torch.where(scale == 0, largest * block.shape[1] ** 0.5, 0)
-            # Rotation and norms are rounded too.
-            norms[0, rows] = size = exact.norm(dim=1) * scale * 1.0001 + error
-            norms[1, rows] = error * 1.0001 + size * 1e-5
-        scales[rows] = scale
-
-    with ThreadPoolExecutor(num_threads) as pool:
-        for _ in pool.map(quantise, range(0, len(weight), _BLOCK)):
-            pass
-    return integers, scales
 
 
 def blocks_of(weight: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -120,9 +50,10 @@ class NativeWeight:
             bias: [out_features] or None.
             gate: activation of the gates. The first half of the rows are gates, the second half is the up projection;
                 they are interleaved for `Epilogue.ACTIVATE_AND_MUL`. None: no gates.
-            storage: None keeps the weight's dtype; with AMX, bf16 is stored as BF16_PAIRS. INT8 quantises, with a scale
-                for each output feature.
-            norms: with INT8, overwritten with norms of the rows; see `quantise_rows`.
+            storage: None keeps the weight's dtype; with AMX, bf16 is stored as BF16_PAIRS. INT8 rotates and quantises
+                each row, with a scale of its own. See `native/rotate.inc` and `native/quantise.inc`.
+            norms: with INT8, [2, out_features], fp32, or None: overwritten with upper bounds of the norm of each row,
+                before and after quantization, and of the norm of its quantization error.
 
         Raises:
             ValueError: unsupported dtype, or a storage that does not support the dtype.
@@ -147,12 +78,9 @@ class NativeWeight:
             raise MemoryError(f"no memory for a weight of {self.out_features} x {self.in_features}")
         self.handle: int = handle
         weakref.finalize(self, library.weight_free, handle)
-        scales = None
-        if self.storage == Storage.INT8:
-            integers, scales = quantise_rows(stacked(blocks), team.num_threads, norms)
-            blocks = [integers]
         bias = None if bias is None else bias.float()
-        team.fill_weight(handle, blocks, bias, scales, self.gated)
+        if not team.fill_weight(handle, blocks, STORAGES[dtype], bias, norms, self.gated):
+            raise MemoryError(f"no memory to quantise a weight of {self.out_features} x {self.in_features}")
 
     @property
     def gated(self) -> bool:

@@ -45,13 +45,20 @@ def multiply(
     return y
 
 
-def rotate_by_butterflies(rows: torch.Tensor) -> torch.Tensor:
-    """Rotate like `rotate_rows`, but bit-identical to the kernels (sums and differences of `native/rotate.inc`)."""
+def rotate(rows: torch.Tensor) -> torch.Tensor:
+    """Rotate rows, padded to a multiple of 64, bit-identical to the kernels (sums and differences of `rotate.inc`)."""
     rows = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % 64)) / 8
     for distance in (1, 2, 4, 8, 16, 32):
         low, high = rows.view(len(rows), -1, 2, distance).unbind(2)
         rows = torch.stack((low + high, low - high), 2).view(len(rows), -1)
     return rows
+
+
+def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the integers of rotated rows, int64, and their scales, [num_rows, 1], fp32."""
+    rows = rotate(rows)
+    largest = rows.abs().amax(dim=1, keepdim=True)
+    return (rows * torch.full_like(largest, 127).div(largest)).round().long(), largest / 127
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,11 @@ import torch
 import lmi_kernels
 from lmi_kernels.cpu import Screen
 from lmi_kernels.cpu.library import Library
+from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import Team
-from lmi_kernels.cpu.weight import quantise_rows, rotate_rows
+from lmi_kernels.cpu.weight import NativeWeight
 from lmi_kernels.linear.linear import LinearWeight
+from tests.kernels.cpu import linears
 from tests.kernels.cpu.heads import FIRST_ID, Head, best
 from tests.support.seeds import fresh_generator
 
@@ -112,19 +114,19 @@ def test_other_int8_products(instructions: str, open_library: Callable[[str], Li
             _check(head, torch.randn(num_rows, 130, generator=generator))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e10])
-def test_norms_are_upper_bounds(size: float) -> None:
-    weight = torch.randn(300, 100, generator=fresh_generator()) * size
-    norms = torch.empty(2, 300)
-    integers, scales = quantise_rows(weight, norms=norms)
-    exact = torch.nn.functional.pad(weight.double(), (0, 28))
-    restored = rotate_rows(torch.eye(128)).double()  # its own inverse
-    restored = (integers.double() * scales.double()[:, None]) @ restored
-    assert (norms[0].double() >= exact.norm(dim=1)).all()
+def test_norms_are_upper_bounds(team: Team, size: float, dtype: torch.dtype) -> None:
+    weight = (torch.randn(300, 128, generator=fresh_generator()) * size).to(dtype)
+    norms = torch.full((2, 300), torch.nan)
+    native = NativeWeight(team, weight, storage=Storage.INT8, norms=norms)
+    # The rotated rows of the unit matrix are quantised without loss.
+    restored = linears.multiply(team, native, torch.eye(128)).T.double()
+    assert (norms[0].double() >= weight.double().norm(dim=1)).all()
     assert (norms[0].double() >= restored.norm(dim=1)).all()
-    error = (exact - restored).norm(dim=1)
+    error = (weight.double() - restored).norm(dim=1)
     assert (norms[1].double() >= error).all()
-    assert (norms[1].double() <= 1.01 * error + 2e-5 * exact.norm(dim=1)).all()
+    assert (norms[1].double() <= 1.01 * error + 2e-5 * weight.double().norm(dim=1)).all()
 
 
 @pytest.mark.parametrize("size", [1e-44, 1e-39, 1e-37, 1e-31, 1e-29])
@@ -134,9 +136,9 @@ def test_tiny_weights_are_screened(team: Team, size: float) -> None:
     weight[3:7] *= size
     weight[5] = 0
     norms = torch.empty(2, 200)
-    integers, _ = quantise_rows(weight, norms=norms)
-    error = norms[0 if integers[3:7].any() else 1]
-    assert (error[3:7].double() >= weight[3:7].double().norm(dim=1)).all()
+    native = NativeWeight(team, weight, storage=Storage.INT8, norms=norms)
+    error = weight - linears.multiply(team, native, torch.eye(90)).T
+    assert (norms.double() >= torch.stack((weight, error)).double().norm(dim=2)).all()
     head = Head(team, weight)
     assert head.screen.is_usable
     x = torch.randn(20, 90, generator=generator)

@@ -10,7 +10,7 @@ import torch
 from lmi_kernels.cpu.library import INSTRUCTIONS, Library
 from lmi_kernels.cpu.structs import Epilogue, Experts, Function, Step, Storage
 from lmi_kernels.cpu.team import Program, Team
-from lmi_kernels.cpu.weight import NativeWeight, quantise_rows, rotate_rows
+from lmi_kernels.cpu.weight import NativeWeight
 from tests.kernels.cpu import linears
 from tests.kernels.cpu.linears import multiply
 from tests.support.seeds import fresh_generator
@@ -25,12 +25,10 @@ def library(request: pytest.FixtureRequest, open_library: Callable[[str], Librar
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Rotate and quantise rows and columns, sum in int64, scale in fp64."""
-    x = linears.rotate_by_butterflies(x)
-    largest = x.abs().amax(dim=1, keepdim=True)
-    rows = (x * torch.full_like(largest, 127).div(largest)).round().long()
-    integers, scales = quantise_rows(weight)
-    product = (rows @ integers.long().T) * (largest / 127).double() * scales.double()
+    """Quantise rows and columns, sum in int64, scale in fp64."""
+    rows, row_scales = linears.quantise(x)
+    columns, column_scales = linears.quantise(weight)
+    product = (rows @ columns.T) * row_scales.double() * column_scales.double().T
     return product if bias is None else product + bias.double()
 
 
@@ -40,7 +38,7 @@ def _equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool(((found.double() - expected).abs() <= 4e-7 * size).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", linears.SHAPES)
 def test_products_are_exact_and_bit_identical_for_any_number_of_rows(
     team: Team, dtype: torch.dtype, shape: tuple[int, int]
@@ -66,7 +64,8 @@ def test_integer_sums_are_exact(team: Team, in_features: int) -> None:
     weight, x = _integers(70, in_features, generator), _integers(37, in_features, generator)
     weight[1:3], x[1:3] = 127, 127
     weight[2:4, 1:], x[2:4, 1:] = -127, -127
-    y = multiply(team, NativeWeight(team, rotate_rows(weight), storage=Storage.INT8), rotate_rows(x))
+    native = NativeWeight(team, linears.rotate(weight), storage=Storage.INT8)
+    y = multiply(team, native, linears.rotate(x))
     assert torch.equal(y.long(), x.long() @ weight.long().T)
 
 
@@ -119,15 +118,6 @@ def test_zero_rows_and_non_finite_rows(team: Team) -> None:
     assert y[2:4].isnan().all()
     assert y[4:].isfinite().all()
     assert torch.equal(y[4:, 5], bias[5].expand(2))
-
-
-def test_rotation_preserves_products_and_is_its_own_inverse() -> None:
-    generator = fresh_generator()
-    x, weight = torch.randn(7, 130, generator=generator), torch.randn(9, 130, generator=generator)
-    expected = x.double() @ weight.double().T
-    torch.testing.assert_close((rotate_rows(x) @ rotate_rows(weight).T).double(), expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(rotate_rows(rotate_rows(x))[:, :130], x)
-    torch.testing.assert_close(rotate_rows(x), linears.rotate_by_butterflies(x))
 
 
 def test_an_outlier_costs_other_numbers_little_precision(team: Team) -> None:
@@ -197,21 +187,31 @@ def test_experts_multiply_their_own_rows(team: Team) -> None:
 
 def test_embedding_from_an_int8_table(team: Team) -> None:
     table = torch.randn(50, 70, generator=fresh_generator())
-    integers, scales = quantise_rows(table)
-    expected = linears.rotate_by_butterflies(integers * scales[:, None])[:, :70]
+    integers, scales = linears.quantise(table)
+    expected = linears.rotate(integers * scales)[:, :70]
     linears.check_embedding(team, NativeWeight(team, table, storage=Storage.INT8), expected)
 
 
-def test_quantised_numbers_are_within_half_a_step_and_zero_rows_have_scale_zero() -> None:
-    generator = fresh_generator()
-    weight = torch.randn(1500, 9, generator=generator).bfloat16()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("in_features", [64, 192])
+def test_quantised_numbers_are_within_half_a_step(team: Team, dtype: torch.dtype, in_features: int) -> None:
+    weight = torch.randn(100, in_features, generator=fresh_generator()).to(dtype)
     weight[3] = 0
-    integers, scales = quantise_rows(weight)
-    assert scales[3] == 0
-    assert (integers[3] == 0).all()
-    rotated = rotate_rows(weight)
-    error = (integers * scales[:, None] - rotated).abs()
-    assert (error <= rotated.abs().amax(dim=1, keepdim=True) / 127 * 0.50002).all()
+    native = NativeWeight(team, [weight[:37], weight[37:]], storage=Storage.INT8)
+    # The rotated rows of the unit matrix are quantised without loss.
+    restored = multiply(team, native, torch.eye(in_features)).T
+    assert (restored[3] == 0).all()
+    rotated = linears.rotate(weight)
+    error = (linears.rotate(restored) - rotated).abs()
+    assert (error <= rotated.abs().amax(dim=1, keepdim=True) / 127 * 0.5001).all()
+
+
+def test_weights_that_are_not_finite_give_nan(team: Team) -> None:
+    weight = torch.randn(40, 20, generator=fresh_generator())
+    weight[7, 3], weight[8, 19] = torch.inf, torch.nan
+    y = multiply(team, NativeWeight(team, weight, storage=Storage.INT8), torch.ones(2, 20))
+    assert y[:, 7:9].isnan().all()
+    assert y[:, [*range(7), *range(9, 40)]].isfinite().all()
 
 
 def test_a_storage_that_cannot_hold_the_dtype_is_rejected(team: Team) -> None:

@@ -25,6 +25,7 @@ constexpr int64_t kMinAmxRows = 8;  // fewer rows times int8 weights are compute
 #include "work.inc"
 #include "tiles.inc"
 #include "rotate.inc"
+#include "quantise.inc"
 #include "linear_int8.inc"
 #include "amx.inc"
 #include "pairs_one_row.inc"

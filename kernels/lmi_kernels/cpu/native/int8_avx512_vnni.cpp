@@ -21,6 +21,7 @@ constexpr int64_t kBlockBytes = 512 * 1024;  // L2 cache for a block of rows of 
 #include "work.inc"
 #include "tiles.inc"
 #include "rotate.inc"
+#include "quantise.inc"
 #include "linear_int8.inc"
 
 }  // namespace

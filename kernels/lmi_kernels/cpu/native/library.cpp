@@ -10,6 +10,9 @@
 #include "team.h"
 
 namespace lmi {
+
+const Kernels* active_kernels = nullptr;
+
 namespace {
 
 // Request the AMX tile registers from Linux, which a process must do once. Returns false if the request is denied.
@@ -34,8 +37,6 @@ bool is_supported(const Kernels* kernels) {
   return false;
 #endif
 }
-
-const Kernels* active_kernels = nullptr;
 
 struct Run {
   const Op* ops;

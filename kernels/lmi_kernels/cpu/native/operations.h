@@ -290,11 +290,20 @@ void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, W
 // Multiply one row by one panel of such a weight: the first one.
 void multiply_pairs_panel_amx(const Linear& op, int64_t row);
 
-// The kernels of one instruction set, by kind of operation.
+// Rotate and quantize a weight's row, [width] numbers of a floating-point storage. Writes its integers, [depth], and its
+// scale; if `norms` is not null, also upper bounds of its norm, before and after quantization, and of the norm of its
+// quantization error. numbers: scratch, [depth]. A row with an infinity or NaN has the scale NaN and such norms.
+using QuantiseWeightRow = void (*)(const void* row, int32_t storage, int64_t width, float* numbers, int8_t* integers,
+                                   float* scale, float* norms);
+
+// The kernels of one instruction set.
 struct Kernels {
   const char* name;
   Kernel by_kind[kNumKinds];
+  QuantiseWeightRow quantise_weight_row;
 };
+
+extern const Kernels* active_kernels;
 
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();

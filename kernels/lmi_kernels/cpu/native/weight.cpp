@@ -11,11 +11,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <vector>
 
-#include "native.h"
+#include "operations.h"
 #include "team.h"
 
 namespace lmi {
@@ -81,8 +82,7 @@ AVX2 void transpose(const char* const* rows, int64_t unit, uint16_t* out, int64_
   for (int i = 0; i < kRows; ++i) _mm_store_si128(reinterpret_cast<__m128i*>(out + i * stride), v[i]);
 }
 
-// A matrix [num_rows, in_features] in the weight's storage; integers are [num_rows, depth], already rotated. Its rows are
-// in several blocks, one after the other.
+// A matrix [num_rows, in_features] of floating-point numbers. Its rows are in several blocks, one after the other.
 struct Matrix {
   const void* const* blocks;
   const int64_t* block_sizes;  // rows in each block
@@ -96,19 +96,12 @@ struct Matrix {
     return static_cast<const char*>(blocks[block]) + index * row_bytes;
   }
 
-  // The rows in a half of a panel. The first half of a gated matrix holds the gates, which are in the first half of
-  // each panel.
-  Range rows_of(int64_t panel, int64_t half) const {
-    const int64_t first = gated ? half * num_rows / 2 + panel * 16 : panel * kPanel + half * 16;
-    const int64_t end = gated && half == 0 ? num_rows / 2 : num_rows;
-    return {first, std::max(first, std::min(first + 16, end))};
-  }
-
-  // The row in a column of a panel; null beyond the last one.
-  const char* row_at(int64_t panel, int64_t column) const {
-    const Range found = rows_of(panel, column / 16);
-    const int64_t index = found.start + column % 16;
-    return index < found.stop ? row(index) : nullptr;
+  // The row in a column of a panel; -1 beyond the last one. The first half of a gated matrix holds the gates, which are
+  // in the first half of each panel.
+  int64_t row_at(int64_t panel, int64_t column) const {
+    if (!gated) return panel * kPanel + column < num_rows ? panel * kPanel + column : -1;
+    const int64_t in_half = panel * 16 + column % 16;
+    return in_half < num_rows / 2 ? column / 16 * num_rows / 2 + in_half : -1;
   }
 };
 
@@ -151,15 +144,13 @@ AVX2 void transpose_tile(const char* const (&lanes)[kLanes], int64_t bytes, char
   for (int64_t k = 0; k < unit * kLanes * size / 32; ++k) _mm256_stream_si256(to + k, from[k]);
 }
 
-// Copy rows to a panel, a tile at a time.
+// Copy 32 rows to a panel, a tile at a time. Null stands for a row of zeros.
 template <int32_t kStorage>
-void fill_panel(const Weight& weight, const Matrix& matrix, int64_t index) {
+void fill_panel(const char* const (&rows)[kPanel], int64_t row_bytes, char* panel) {
   static constexpr char kZeros[kTileRowBytes] = {};
-  char* panel = static_cast<char*>(weight.panels) + index * panel_bytes(weight);
-  const char *rows[kPanel], *lanes[kPanel];
-  for (int64_t column = 0; column < kPanel; ++column) rows[column] = matrix.row_at(index, column);
-  for (int64_t left = 0; left < matrix.row_bytes; left += kTileRowBytes, panel += kTileBytes) {
-    const int64_t bytes = std::min(kTileRowBytes, matrix.row_bytes - left);
+  const char* lanes[kPanel];
+  for (int64_t left = 0; left < row_bytes; left += kTileRowBytes, panel += kTileBytes) {
+    const int64_t bytes = std::min(kTileRowBytes, row_bytes - left);
     for (int64_t column = 0; column < kPanel; ++column) lanes[column] = rows[column] ? rows[column] + left : kZeros;
     if constexpr (kStorage == kBf16) {
       alignas(64) char pairs[kPanel / 2][2 * kTileRowBytes];
@@ -175,48 +166,53 @@ void fill_panel(const Weight& weight, const Matrix& matrix, int64_t index) {
   }
 }
 
-// Call `each(row, column)` for the rows in a panel.
-template <class Each>
-void for_columns(const Matrix& matrix, int64_t panel, Each each) {
-  for (int64_t half = 0; half < 2; ++half) {
-    const Range rows = matrix.rows_of(panel, half);
-    for (int64_t row = rows.start; row < rows.stop; ++row) each(row, panel * kPanel + half * 16 + row - rows.start);
-  }
-}
-
-void fill_sums(const Weight& weight, const Matrix& matrix, int64_t panel) {
-  for_columns(matrix, panel, [&](int64_t row, int64_t column) {
-    const char* numbers = matrix.row(row);
-    int32_t sum = 0;
-    for (int64_t k = 0; k < matrix.row_bytes; ++k) sum += static_cast<int8_t>(numbers[k]);
-    const_cast<int32_t*>(weight.sums)[column] = sum;
-  });
-}
-
-void fill_values(const Weight& weight, const Matrix& matrix, const float* values, const float* out) {
-  if (!values) return;
-  for (int64_t panel = 0; panel < panel_count(weight); ++panel)
-    for_columns(matrix, panel, [&](int64_t row, int64_t column) { const_cast<float*>(out)[column] = values[row]; });
-}
-
-int64_t row_bytes(const Weight& weight) {
-  return weight.storage == kInt8 ? depth_of(weight.in_features) : weight.in_features * (weight.storage == kFp32 ? 4 : 2);
-}
-
 struct Fill {
   const Weight& weight;
   Matrix matrix;
+  int32_t storage;  // of the matrix
+  const float* bias;
+  float* norms;
+  char* scratch;  // int8: [workers, quantised_bytes]
 };
 
+// Bytes of scratch for the rows of an int8 panel: one as fp32 numbers, and 32 as integers.
+int64_t quantised_bytes(const Weight& weight) { return depth_of(weight.in_features) * (sizeof(float) + kPanel); }
+
+// Quantize row `index` of the matrix for a column of the weight, and return its integers.
+const char* quantise(const Fill& fill, int64_t index, int64_t column, char* scratch) {
+  const Weight& weight = fill.weight;
+  const int64_t depth = depth_of(weight.in_features);
+  auto* numbers = reinterpret_cast<float*>(scratch);
+  auto* integers = reinterpret_cast<int8_t*>(numbers + depth) + column % kPanel * depth;
+  float norms[2];
+  active_kernels->quantise_weight_row(fill.matrix.row(index), fill.storage, weight.in_features, numbers, integers,
+                                      const_cast<float*>(weight.scales) + column, fill.norms ? norms : nullptr);
+  for (int half = 0; fill.norms && half < 2; ++half) fill.norms[half * fill.matrix.num_rows + index] = norms[half];
+  int32_t sum = 0;
+  for (int64_t k = 0; k < depth; ++k) sum += integers[k];
+  const_cast<int32_t*>(weight.sums)[column] = sum;
+  return reinterpret_cast<const char*>(integers);
+}
+
 void fill(void* argument, Worker& worker) {
-  const auto& [weight, matrix] = *static_cast<const Fill*>(argument);
+  const Fill& fill = *static_cast<const Fill*>(argument);
+  const Weight& weight = fill.weight;
+  char* scratch = fill.scratch + worker.index() * quantised_bytes(weight);
+  const bool integers = weight.storage == kInt8;
+  const int64_t bytes = integers ? depth_of(weight.in_features) : fill.matrix.row_bytes;
   const auto fill_one = weight.storage == kBf16   ? fill_panel<kBf16>
                         : weight.storage == kFp16 ? fill_panel<kFp16>
                                                   : fill_panel<kFp32>;
   for (Range panels; (panels = worker.claim(panel_count(weight))).start < panels.stop;)
     for (int64_t panel = panels.start; panel < panels.stop; ++panel) {
-      fill_one(weight, matrix, panel);
-      if (weight.storage == kInt8) fill_sums(weight, matrix, panel);
+      const char* rows[kPanel] = {};
+      for (int64_t place = 0; place < kPanel; ++place) {
+        const int64_t index = fill.matrix.row_at(panel, place), column = panel * kPanel + place;
+        if (index < 0) continue;
+        rows[place] = integers ? quantise(fill, index, column, scratch) : fill.matrix.row(index);
+        if (fill.bias) const_cast<float*>(weight.bias)[column] = fill.bias[index];
+      }
+      fill_one(rows, bytes, static_cast<char*>(weight.panels) + panel * panel_bytes(weight));
     }
   _mm_sfence();  // other threads see what was written past the caches
 }
@@ -305,13 +301,18 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
   return weight;
 }
 
-// Fill a weight with a matrix [num_rows, in_features] in the weight's storage; integers are [num_rows, depth], already
-// rotated. blocks: memory of its rows, block_sizes[i] rows in blocks[i]. bias, scales: [num_rows], or null. gated: the
-// first half of the rows are the gates of the second half.
-EXPORT void lmi_weight_fill(Team* team, Weight* weight, const void* const* blocks, const int64_t* block_sizes,
-                            const float* bias, const float* scales, int64_t num_rows, bool gated) {
-  Fill argument{*weight, {blocks, block_sizes, row_bytes(*weight), num_rows, gated}};
-  fill_values(*weight, argument.matrix, bias, weight->bias);
-  fill_values(*weight, argument.matrix, scales, weight->scales);
+// Fill a weight with a matrix [num_rows, in_features] of floating-point numbers, in the weight's storage unless it is
+// int8. blocks: memory of its rows, block_sizes[i] rows in blocks[i]. storage: of the matrix. bias: [num_rows], or null.
+// norms: [2, num_rows], for int8, or null: see `QuantiseWeightRow`. gated: the first half of the rows are the gates of
+// the second half. Returns false if out of memory.
+EXPORT bool lmi_weight_fill(Team* team, Weight* weight, const void* const* blocks, const int64_t* block_sizes,
+                            int32_t storage, const float* bias, float* norms, int64_t num_rows, bool gated) {
+  const bool integers = weight->storage == kInt8;
+  const std::unique_ptr<char[]> scratch(
+      new (std::nothrow) char[integers ? team->size() * quantised_bytes(*weight) : 1]);
+  if (!scratch) return false;
+  const int64_t row_bytes = weight->in_features * (storage == kFp32 ? 4 : 2);
+  Fill argument{*weight, {blocks, block_sizes, row_bytes, num_rows, gated}, storage, bias, norms, scratch.get()};
   team->run(fill, &argument);
+  return true;
 }
