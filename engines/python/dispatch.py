@@ -170,9 +170,12 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._deaths = 0 if had_batch else self._deaths + 1
         # Set the state before any error is sent: a client that retries at once must not find the server ready.
         self._set_state(EngineState.STARTING, f"the generating process is being restarted: {how}")
-        was_alone = len(self._running) == 1
+        # A request that left or finished was in the call too: its row may have been computed to the end.
+        was_alone = len(self._in_call) == 1
         crashing = [
-            each for each in self._running.values() if self._crashing_requests.add(each.request, was_alone)
+            each
+            for name, each in self._running.items()
+            if name in self._in_call and self._crashing_requests.add(each.request, was_alone)
         ]
         for each in crashing:
             logger.error(
