@@ -183,6 +183,14 @@ def test_a_module_that_may_be_there_is_not_called_missing(folder: Path, code: st
     assert missing_modules(load(folder, {}).config) == ()
 
 
+def test_the_modules_of_a_handler_in_a_package_are_not_called_missing(folder: Path) -> None:
+    """Its package may change `sys.path` first, or the modules that it imports with relative imports."""
+    (folder / "package").mkdir()
+    code = "from . import paths\nimport no_such\ndef handle(inputs): ...\n"
+    (folder / "model.py").rename(folder / "package" / "handler.py").write_text(code)
+    assert missing_modules(load(folder, {"OPTION_ENTRYPOINT": "package.handler"}).config) == ()
+
+
 def test_the_modules_of_a_requirements_file_are_not_called_missing(folder: Path) -> None:
     (folder / "requirements.txt").write_text("no-such\n")
     (folder / "model.py").write_text("import no_such\ndef handle(inputs): ...\n")
