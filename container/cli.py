@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from container.errors import BadVariable
+from container.errors import UserError
 from engines.registry import Registry
+from lmi_server.properties.problems import PropertiesError
 from lmi_server.values.nearest import nearest
 
 _COMMANDS = Registry(
@@ -79,7 +80,7 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BadVariable as error:
+        except (UserError, PropertiesError) as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:
             # A bug, or click exits because the reader of stdout is gone.

@@ -15,7 +15,6 @@ from container.explain.hardware import CPU, NoSuchHardwareError, devices
 from container.explain.report import SeveralReports
 from container.explain.target import ServingTarget, device_target, instance_target
 from container.models import files as model_files
-from container.models.files import ModelNotAvailable
 from container.models.model_folders import model_folders
 from container.progress import view_for
 from container.run import launch
@@ -96,7 +95,4 @@ def _fetched(source: ModelSource) -> Path | None:
     """Fetch the model without its weights into the cache; None if the model is not remote."""
     if not model_files.is_fetched(source):
         return None
-    try:
-        return model_files.obtain(checking.without_weights(source), view_for(sys.stderr))
-    except ModelNotAvailable as error:
-        raise click.ClickException(str(error)) from error
+    return model_files.obtain(checking.without_weights(source), view_for(sys.stderr))

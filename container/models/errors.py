@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from container.errors import UserError
 
-class ModelNotAvailable(Exception):
+
+class ModelNotAvailable(UserError):
     """A model cannot be obtained from its location. The message is one sentence for users."""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from container.errors import UserError
 from container.explain import check as checking
 from container.explain.resolve import CannotServe, obstacles
 from container.machine import Machine
@@ -31,8 +32,8 @@ _REPORTED = {
 """Options by the label of the metric `lmi_engine_info` that has their value."""
 
 
-class BadConfiguration(Exception):
-    """A configuration cannot be served on this machine. The message is for users."""
+class BadConfiguration(UserError):
+    """A configuration cannot be served on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
