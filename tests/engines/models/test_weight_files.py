@@ -1,7 +1,8 @@
-"""The completeness check of safetensors files."""
+"""Reading the headers of safetensors files, which must be complete."""
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 
-from container.models.files import safetensors_headers
+from engines.models.weight_files import read_header
 from tests.support.examples import examples
 from tests.support.model_folders import safetensors_bytes
 
@@ -19,7 +20,7 @@ _COMPLETE = safetensors_bytes(["a", "b"], 8192)
 
 def is_complete(path: Path) -> bool:
     try:
-        safetensors_headers.require_complete(path)
+        read_header(path)
     except SafetensorError:
         return False
     return True
@@ -62,6 +63,10 @@ def test_hostile_headers_are_rejected(file: Path, shape: str, offsets: str) -> N
     assert not is_complete(file)
 
 
-def test_elements_are_counted(file: Path) -> None:
+def test_the_tensors_are_listed_with_their_place(file: Path) -> None:
     file.write_bytes(_COMPLETE)
-    assert safetensors_headers.require_complete(file) == 8192 // 2
+    header = len(_COMPLETE) - 8192
+    assert [(tensor.name, math.prod(tensor.shape), tensor.offset) for tensor in read_header(file)] == [
+        ("a", 2048, header),
+        ("b", 2048, header + 4096),
+    ]
