@@ -13,7 +13,7 @@ from container.command_line import PATH_HELP, lenient_option, model_path
 from container.explain import check as checking
 from container.explain.hardware import CPU, NoSuchHardwareError, devices
 from container.explain.report import SeveralReports
-from container.explain.target import ServingTarget, device_target, instance_target
+from container.explain.target import ServingTarget, device_target, instance_target, this_machine
 from container.models import files as model_files
 from container.models.model_folders import model_folders
 from container.progress import view_for
@@ -59,10 +59,8 @@ def check(
     examine = partial(
         checking.check,
         environ=environ,
-        machine=machine.detect(environ),
+        target=named_target(instance, device, count) or this_machine(machine.detect(environ)),
         lenient=lenient,
-        allow_remote_code=launch.remote_code_allowed(environ),
-        target=named_target(instance, device, count),
         length=length,
         describe=_fetched if remote else checking.described_in_cache,
     )
