@@ -44,9 +44,9 @@ from container.measure.compare.server_process import (
 )
 from container.measure.numbers import read_quantity
 from container.measure.output import (
-    as_json,
     bullets,
     json_option,
+    plain_json,
     require_writable,
     show,
     write_all,
@@ -276,7 +276,7 @@ def _publish(options: CompareOptions, comparison: Comparison, origin: Provenance
     written = report.make_report(comparison, origin, extra)
     findings = bullets((*written.findings, *caveats(comparison)))
     show(report.terminal_tables(comparison, extra), findings, options.json_path)
-    document = as_json(report.json_values(comparison, origin, extra))
+    document = plain_json(report.json_values(comparison, origin, extra))
 
     def write_markdown() -> None:
         with writing("--output", options.output):

@@ -42,9 +42,9 @@ from container.measure.compare.server_process import (
     with_logs,
 )
 from container.measure.output import (
-    as_json,
     bullets,
     json_option,
+    plain_json,
     require_writable,
     show,
     write_all,
@@ -270,7 +270,7 @@ def _publish(
     """Print the result and write the files."""
     section = report.section(tuning)
     show(section.tables, bullets(section.bullets), json_path)
-    document = as_json(report.json_values(tuning, provenance, section))
+    document = plain_json(report.json_values(tuning, provenance, section))
 
     def write_configuration() -> None:
         if tuning.failure or not tuning.goal_is_met or tuning.best is tuning.baseline:
