@@ -40,7 +40,16 @@ def test_only_the_whole_file_is_accepted(file: Path, length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [b"[]", b"{", b"\xff\xff", b'{"a": 1}', b'{"a": {"dtype": "F32"}}', b"[" * 5000]
+    "header",
+    [
+        b"[]",
+        b"{",
+        b"\xff\xff",
+        b'{"a": 1}',
+        b'{"a": {"dtype": "F32"}}',
+        b"[" * 5000,
+        b'{"a": ["F32", [25], [0, 100]]}',
+    ],
 )
 def test_invalid_headers_are_rejected(file: Path, header: bytes) -> None:
     file.write_bytes(len(header).to_bytes(8, "little") + header + random.Random(1).randbytes(100))
