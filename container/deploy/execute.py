@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
 from container.deploy import CannotDeploy
 from container.deploy.deployment import ALREADY_EXISTS, NAMED_BY_CONTENT, ApiCall, Deployment
-from container.deploy.variables import with_secrets, without_secrets
+from container.deploy.variables import redact, with_secrets
 
 _NOT_FOUND = "Could not find"
 """Part of SageMaker's message about an endpoint that does not exist."""
@@ -46,7 +46,7 @@ def execute(
                 break
             _undo(completed, sagemaker, say)
             # SageMaker quotes values that it refuses.
-            reason = without_secrets(str(error), deployment.secrets, environ)
+            reason = redact(str(error), deployment.secrets, environ)
             advice = _advice(call, error, deployment.endpoint, found)
             raise CannotDeploy(f"{call.method}: {reason}{advice}") from error
         completed.append(call)
