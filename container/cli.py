@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from container.errors import BadVariable
+from container.errors import UserError
 from engines.registry import Registry
-from lmi_server.values.nearest import nearest
+from lmi_server.properties.problems import PropertiesError
 
 _COMMANDS = Registry(
     {
@@ -59,27 +59,10 @@ class _Commands(click.Group):
         _replace_closed_streams()
         return super().main(*args, **options)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command: click.Command | None = _COMMANDS.get(cmd_name)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            if near := nearest(args[0], _COMMANDS):
-                raise click.UsageError(f"{error.message} Did you mean '{near}'?", error.ctx) from error
-            raise
-
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BadVariable as error:
+        except (UserError, PropertiesError) as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:
             # A bug, or click exits because the reader of stdout is gone.
@@ -91,7 +74,7 @@ class _Commands(click.Group):
             raise click.ClickException(text) from error
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="lmi-server", message="LMI Server %(version)s")
 def main() -> None:
     """LMI Server: serve and benchmark language models configured by a serving.properties file."""

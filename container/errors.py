@@ -1,7 +1,11 @@
-"""An error that every command reports in one sentence."""
+"""Errors that every command reports in one sentence."""
 
 from __future__ import annotations
 
 
-class BadVariable(Exception):
-    """An environment variable has an invalid value. The message is for users."""
+class UserError(Exception):
+    """Base of errors whose message is for users. `lmi` prints it and exits with code 1."""
+
+
+class BadVariable(UserError):
+    """An environment variable has an invalid value."""

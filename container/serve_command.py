@@ -7,16 +7,12 @@ import sys
 import click
 
 from container.command_line import PATH_HELP, lenient_option, model_path
-from container.explain.resolve import CannotServe
-from container.models.files import ModelNotAvailable
 from container.multi_model.serve import router_config, serve_several
 from container.progress import drop_unwritten, view_for
 from container.run import launch
-from container.run.mpi import NoMpiRun
-from container.run.serve import CannotListen, ServeOptions
+from container.run.serve import ServeOptions
 from container.run.serve import serve as serve_until_end
 from container.run.stop_signals import StopRequested, StopSignals
-from lmi_server.properties.problems import PropertiesError
 
 
 @click.command(epilog=PATH_HELP)
@@ -37,22 +33,19 @@ from lmi_server.properties.problems import PropertiesError
 def serve(path: str | None, host: str, port: int | None, lenient: bool, allow_remote_code: bool) -> None:
     """Serve the model of PATH, or the models in its folders, until SIGTERM or Ctrl-C."""
     environ, view = launch.server_environment(), view_for(sys.stdout)
-    try:
-        port = launch.default_port(environ) if port is None else port
-        allowed = allow_remote_code or launch.remote_code_allowed(environ)
-        options = ServeOptions(model_path(path), host, port, lenient, allowed)
-        with StopSignals() as signals:
-            try:
-                if several := router_config(options, environ):
-                    code = serve_several(several, options, environ, view, signals)
-                else:
-                    code = serve_until_end(options, environ, view, signals)
-            except StopRequested:
-                view.finish()
-                view.say("stopped before the server was ready")
-                code = 0
-    except (PropertiesError, CannotServe, ModelNotAvailable, NoMpiRun, CannotListen) as error:
-        raise click.ClickException(str(error)) from error
+    port = launch.default_port(environ) if port is None else port
+    allowed = allow_remote_code or launch.remote_code_allowed(environ)
+    options = ServeOptions(model_path(path), host, port, lenient, allowed)
+    with StopSignals() as signals:
+        try:
+            if several := router_config(options, environ):
+                code = serve_several(several, options, environ, view, signals)
+            else:
+                code = serve_until_end(options, environ, view, signals)
+        except StopRequested:
+            view.finish()
+            view.say("stopped before the server was ready")
+            code = 0
     for stream in (sys.stdout, sys.stderr):
         drop_unwritten(stream)
     sys.exit(code)

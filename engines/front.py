@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import zmq
 
-from engines.core import RequestOutput
-from engines.wire import MAX_MESSAGE_BYTES, Outputs, ToClient, ToEngine, decode_to_engine, encode
+from engines.wire import MAX_MESSAGE_BYTES, ToClient, ToEngine, decode_to_engine, encode
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +66,6 @@ class Front:
                 raise
             return False
         return True
-
-    def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
-        """Send outputs as one message; return False when the client is gone."""
-        return self.send(client, Outputs(outputs))
 
     def close(self) -> None:
         """Send what is queued, for at most 2 seconds, and close the socket."""

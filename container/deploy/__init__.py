@@ -1,5 +1,7 @@
 """`lmi deploy`: create a SageMaker endpoint from a serving.properties and an instance type."""
 
+from container.errors import UserError
 
-class CannotDeploy(Exception):
-    """The endpoint cannot be planned, created or compared. The message is for users."""
+
+class CannotDeploy(UserError):
+    """The endpoint cannot be planned, created or compared."""

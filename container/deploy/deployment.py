@@ -35,7 +35,6 @@ from container.explain.target import instance_target
 from container.models import files as model_files
 from container.models.errors import ModelNotAvailable
 from container.models.files.bundled import BUNDLED_MODEL
-from container.run import launch
 from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.loader import examine
 from lmi_server.properties.problems import PropertiesError
@@ -224,10 +223,7 @@ def _check(variant: VariantSpec, source: ModelSource, endpoint: EndpointSpec) ->
         target = instance_target(instance)
     except NoSuchHardwareError as error:
         return (f"not checked for the instance: {error}",)
-    allowed = launch.remote_code_allowed(environ)
-    report = check(
-        variant.path, environ, target.machine, allow_remote_code=allowed, target=target, source=source
-    )
+    report = check(variant.path, environ, target, source=source)
     if report.reasons:
         reasons = "; ".join(report.reasons)
         raise CannotDeploy(f"variant {variant.name}: {instance} cannot serve {variant.path}: {reasons}")

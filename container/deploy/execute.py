@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
 from container.deploy import CannotDeploy
 from container.deploy.deployment import ALREADY_EXISTS, NAMED_BY_CONTENT, ApiCall, Deployment
-from container.deploy.variables import with_secrets, without_secrets
+from container.deploy.variables import redact, with_secrets
 
 _NOT_FOUND = "Could not find"
 """Part of SageMaker's message about an endpoint that does not exist."""
@@ -46,7 +46,7 @@ def execute(
                 break
             _undo(completed, sagemaker, say)
             # SageMaker quotes values that it refuses.
-            reason = without_secrets(str(error), deployment.secrets, environ)
+            reason = redact(str(error), deployment.secrets, environ)
             advice = _advice(call, error, deployment.endpoint, found)
             raise CannotDeploy(f"{call.method}: {reason}{advice}") from error
         completed.append(call)
@@ -88,6 +88,8 @@ def _describe(endpoint: str, sagemaker: Any) -> Mapping[str, Any]:
 
 def _is_accepted(deployment: Deployment, found: Mapping[str, Any]) -> bool:
     """Whether SageMaker creates or updates the endpoint as planned. found: the endpoint as SageMaker describes it."""
+    if found.get("EndpointStatus") in ("Deleting", "Failed"):
+        return False
     configs = [found.get("PendingDeploymentSummary", {}).get("EndpointConfigName")]
     if deployment.calls[-1].method == "create_endpoint":
         configs.append(found.get("EndpointConfigName"))
@@ -104,6 +106,8 @@ def _advice(call: ApiCall, error: Exception, endpoint: str, found: Mapping[str, 
         return "; leave out --update to create it"
     if _has_failed(found):
         return _to_replace(endpoint)
+    if found.get("EndpointStatus") == "Deleting":
+        return "; the endpoint is being deleted: deploy again when it is gone"
     exists = call.method == "create_endpoint" and ALREADY_EXISTS in message
     return "; use --update to change it" if exists else ""
 

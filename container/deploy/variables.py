@@ -111,7 +111,7 @@ def with_secrets(value: Any, environ: Mapping[str, str]) -> Any:
     return value
 
 
-def without_secrets(text: str, names: Iterable[str], environ: Mapping[str, str]) -> str:
+def redact(text: str, names: Iterable[str], environ: Mapping[str, str]) -> str:
     """Return a text with the values of secrets replaced by `***`."""
     for value in filter(None, map(environ.get, names)):
         text = text.replace(value, "***")

@@ -19,7 +19,7 @@ from container.endpoint.asynchronous import AsyncInvocations
 from container.endpoint.container_call import MAX_BODY_BYTES
 from container.endpoint.platform import Platform
 from container.endpoint.runtime import CHAT, STREAM, WHOLE, Runtime
-from container.measure.output import as_json
+from container.measure.output import plain_json
 from container.run import peer
 from container.run.launch import base_url
 
@@ -115,7 +115,7 @@ def _discard_body() -> None:
 
 
 def _json(status: int, values: object, headers: Mapping[str, str] | None = None) -> Response:
-    text = json.dumps(as_json(values))
+    text = json.dumps(plain_json(values))
     return Response(text, status, headers, content_type="application/x-amz-json-1.1")
 
 

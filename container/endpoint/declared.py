@@ -12,6 +12,7 @@ import msgspec
 from container.endpoint.api import ApiError
 from container.endpoint.platform import Platform
 from container.endpoint.rollout import AlarmRule
+from container.errors import UserError
 
 _OPERATIONS = {
     "models": "CreateModel",
@@ -20,8 +21,8 @@ _OPERATIONS = {
 }
 
 
-class BadFile(Exception):
-    """The file is not valid. The message is for users."""
+class BadFile(UserError):
+    """The file is not valid."""
 
 
 def read(path: Path) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ import click
 from container.endpoint import figures
 from container.endpoint.app import LOCAL, EndpointServer, make_app
 from container.endpoint.asynchronous import AsyncInvocations
-from container.endpoint.declared import BadFile, declare, read
+from container.endpoint.declared import declare, read
 from container.endpoint.model_data import ModelData
 from container.endpoint.platform import Platform
 from container.endpoint.process import Launcher
@@ -18,7 +18,7 @@ from container.endpoint.runtime import Runtime
 from container.measure.output import bullets, show
 from container.models.files.s3.remote import connect
 from container.run import launch
-from container.run.serve import CannotListen, listen
+from container.run.serve import listen
 from container.run.stop_signals import StopRequested, StopSignals
 
 
@@ -73,8 +73,6 @@ def endpoint(file: Path | None, host: str, port: int, folder: Path) -> None:
                 signals.raising = False
                 asynchronous.close()
                 platform.close()
-    except (BadFile, CannotListen) as error:
-        raise click.ClickException(str(error)) from error
     finally:
         data.close()
     _print_figures(platform)

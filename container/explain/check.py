@@ -17,12 +17,13 @@ from container.explain.prediction.startup import platform_advice, predict_start
 from container.explain.report import CheckReport
 from container.explain.resolve import CannotServe, Resolved, missing_modules, obstacles, resolve
 from container.explain.resolve.weights import count_parameters
-from container.explain.target import ServingTarget, this_machine
+from container.explain.target import ServingTarget
 from container.machine import Machine
 from container.models import files as model_files
 from container.models import tokenizer_files
 from container.models.files.bundled import BUNDLED_MODEL
 from container.models.files.folder import folder_problem, weights_problem
+from container.run.launch import remote_code_allowed
 from engines.config import EngineConfig, MpiEngineConfig, PythonEngineConfig
 from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.loader import examine
@@ -46,24 +47,23 @@ def described_in_cache(source: ModelSource) -> Path | None:
 def check(
     path: Path,
     environ: Mapping[str, str],
-    machine: Machine,
+    target: ServingTarget,
     locate: Locate = model_files.locate,
+    *,
     lenient: bool = False,
     allow_remote_code: bool = False,
-    *,
-    target: ServingTarget | None = None,
     describe: Locate = described_in_cache,
     length: int | None = None,
     source: ModelSource | None = None,
 ) -> CheckReport:
-    """Examine `path`, a serving.properties or its folder, for this machine or for `target`.
+    """Examine `path`, a serving.properties or its folder, for a target.
 
+    allow_remote_code: allow code that comes with the model, as LMI_ALLOW_REMOTE_CODE=true in `environ` does.
     locate: finds a model's files on this disk; cheap, and opens no connection.
     describe: finds config.json, and possibly weight headers, of a model that is not on this disk.
     length: tokens per request, to predict the number of concurrent requests; defaults to option.max_model_len.
     source: location of the model on this machine or in S3, if it is not that of the configuration.
     """
-    target = target or this_machine(machine)
     found = examine(path, environ, lenient)
     report = CheckReport(
         path=str(found.file if found.file.exists() else path),
@@ -83,7 +83,8 @@ def check(
         config = replace(config, source=source or config.source)
         folder = locate(config.source) if config.handler is None else None
         config_folder = folder or (describe(config.source) if config.handler is None else None)
-        plan = _decide(report, config, folder, config_folder, target.machine, allow_remote_code)
+        allowed = allow_remote_code or remote_code_allowed(environ)
+        plan = _decide(report, config, folder, config_folder, target.machine, allowed)
         if config_folder is not None and plan is not None:
             _predict(report, plan.config, config, config_folder, target.divided(plan.copies), length)
         _judge(report, plan, config, folder, config_folder, target)

@@ -13,9 +13,8 @@ from container.command_line import PATH_HELP, lenient_option, model_path
 from container.explain import check as checking
 from container.explain.hardware import CPU, NoSuchHardwareError, devices
 from container.explain.report import SeveralReports
-from container.explain.target import ServingTarget, device_target, instance_target
+from container.explain.target import ServingTarget, device_target, instance_target, this_machine
 from container.models import files as model_files
-from container.models.files import ModelNotAvailable
 from container.models.model_folders import model_folders
 from container.progress import view_for
 from container.run import launch
@@ -60,10 +59,8 @@ def check(
     examine = partial(
         checking.check,
         environ=environ,
-        machine=machine.detect(environ),
+        target=named_target(instance, device, count) or this_machine(machine.detect(environ)),
         lenient=lenient,
-        allow_remote_code=launch.remote_code_allowed(environ),
-        target=named_target(instance, device, count),
         length=length,
         describe=_fetched if remote else checking.described_in_cache,
     )
@@ -96,7 +93,4 @@ def _fetched(source: ModelSource) -> Path | None:
     """Fetch the model without its weights into the cache; None if the model is not remote."""
     if not model_files.is_fetched(source):
         return None
-    try:
-        return model_files.obtain(checking.without_weights(source), view_for(sys.stderr))
-    except ModelNotAvailable as error:
-        raise click.ClickException(str(error)) from error
+    return model_files.obtain(checking.without_weights(source), view_for(sys.stderr))

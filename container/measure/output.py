@@ -126,7 +126,7 @@ def write_json(values: Any, json_path: Path | None) -> None:
     """Write `values` as JSON if the user asked for it. Raises click.ClickException if the file cannot be written."""
     if json_path is None:
         return
-    text = json.dumps(as_json(values), indent=1)
+    text = json.dumps(plain_json(values), indent=1)
     if str(json_path) == "-":
         click.echo(text)
         return
@@ -144,17 +144,17 @@ def write_csv(header: Sequence[str], rows: Iterable[Sequence[Any]], csv_path: Pa
     with writing("--csv", csv_path), csv_path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(header)
-        writer.writerows([as_json(cell) for cell in row] for row in rows)
+        writer.writerows([plain_json(cell) for cell in row] for row in rows)
 
 
-def as_json(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """Convert to plain JSON values: dataclasses become objects, paths become text, NaN and infinity become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return as_json(dataclasses.asdict(value))
+        return plain_json(dataclasses.asdict(value))
     if isinstance(value, dict):
-        return {str(key): as_json(item) for key, item in value.items()}
+        return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(item) for item in value]
+        return [plain_json(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, str | int | None) else str(value)

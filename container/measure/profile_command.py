@@ -16,14 +16,12 @@ from container.machine import detect
 from container.measure.bench.options import count_option
 from container.measure.output import Table, json_option, show, write_json
 from container.models import files as model_files
-from container.models.files import ModelNotAvailable
 from container.progress import view_for
 from container.run import launch
 from container.run.launch import RuntimePaths
 from container.run.runtime_folder import runtime_folder
 from engines.config import MpiEngineConfig
 from lmi_server.properties import loader
-from lmi_server.properties.problems import PropertiesError
 
 _MAX_SEQUENCES = 4096
 _CHUNK = 256
@@ -42,12 +40,9 @@ def profile(path: str, sequences: int, context: int, repeats: int, json_path: Pa
     engine=MPI or a folder that contains one. The model is loaded on one rank on this machine's CPU; no server is
     started. Stop other programs while it runs: they distort the results.
     """
-    try:
-        config, capacity = _engine_config(path, sequences)
-        context = min(context, config.model.max_model_len)
-        _require_capacity(capacity, sequences, context, config.cache.block_size)
-    except (PropertiesError, CannotServe, ModelNotAvailable) as error:
-        raise click.ClickException(str(error)) from error
+    config, capacity = _engine_config(path, sequences)
+    context = min(context, config.model.max_model_len)
+    _require_capacity(capacity, sequences, context, config.cache.block_size)
     chunk = min(_CHUNK, config.scheduler.settings.max_num_batched_tokens, config.model.max_model_len)
     steps = _run(config, [(1, 1, context), (sequences, 1, context), (1, chunk, chunk)], repeats)
     parts = sorted(steps[1]["parts"], key=lambda part: -steps[1]["parts"][part])

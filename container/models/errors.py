@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from container.errors import UserError
 
-class ModelNotAvailable(Exception):
+
+class ModelNotAvailable(UserError):
     """A model cannot be obtained from its location. The message is one sentence for users."""
 
 
@@ -29,7 +31,7 @@ class DamagedContent(ModelNotAvailable):
     """A file's content differs from the remote's."""
 
 
-def one_line(text: object) -> str:
+def shorten(text: object) -> str:
     """Return the text on one line, truncated to 200 characters."""
     line = " ".join(str(text).split())
     return line if len(line) <= 200 else f"{line[:200]}..."

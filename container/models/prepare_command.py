@@ -9,13 +9,11 @@ from pathlib import Path
 import click
 
 from container.models import files as model_files
-from container.models.files import ModelNotAvailable
 from container.models.files.bundled import BUNDLED_MODEL
 from container.progress import view_for
 from container.run import launch
 from lmi_server.config import ModelSource
 from lmi_server.properties import environment, loader
-from lmi_server.properties.problems import PropertiesError
 
 
 @click.command(epilog=f"The bundled model is {BUNDLED_MODEL}.")
@@ -40,16 +38,12 @@ def prepare(model: str | None, revision: str | None, verify: bool, prune: bool) 
     if model is None and (verify or revision or not prune):
         raise click.UsageError("Missing argument 'MODEL'.")
     view = view_for(sys.stderr)
-    try:
-        source = None if model is None else _source(model, revision)
-        folder = source and (model_files.verify if verify else model_files.obtain)(source, view)
-        if prune:
-            model_files.prune(view, source)
-    except (ModelNotAvailable, PropertiesError) as error:
-        raise click.ClickException(str(error)) from error
-    else:
-        if folder:
-            click.echo(str(folder))
+    source = None if model is None else _source(model, revision)
+    folder = source and (model_files.verify if verify else model_files.obtain)(source, view)
+    if prune:
+        model_files.prune(view, source)
+    if folder:
+        click.echo(str(folder))
 
 
 def _source(model: str, revision: str | None) -> ModelSource:

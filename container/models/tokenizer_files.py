@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from container.models import byte_tokenizer
 from container.models.errors import ModelNotAvailable
@@ -160,16 +158,8 @@ def _convert(model: Path, part: Path, environ: Mapping[str, str]) -> None:
     except subprocess.TimeoutExpired as error:
         raise ModelNotAvailable(f"{failed}: timed out after {_SECONDS:.0f} s") from error
     if done.returncode != 0 or not (part / TOKENIZER).is_file():
-        why = _reported_error(done.stdout) or f"the conversion process exited with code {done.returncode}"
+        why = f"the conversion process exited with code {done.returncode}"
+        if done.returncode == 1 and (lines := done.stderr.splitlines()):
+            why = lines[-1][:_MAX_ERROR].rstrip(".")
         advice = "" if _kind(model) == TOKENIZER else f"; put a {TOKENIZER} into the model's folder"
         raise ModelNotAvailable(f"{failed}: {why}{advice}")
-
-
-def _reported_error(output: str) -> str:
-    """Return the error that the converting process reported; empty without one."""
-    try:
-        answer: Any = json.loads(output.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        return ""
-    text = answer.get("error") if isinstance(answer, dict) else None
-    return text[:_MAX_ERROR].rstrip(".") if isinstance(text, str) else ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from container.explain.check import check
+from container.explain.target import this_machine
 from container.machine import Machine, detect
 from container.multi_model.errors import BadModel
 from container.multi_model.served_model import MemoryNeed, ServedModel
@@ -105,11 +106,11 @@ def predict_need(
     """
     examine = partial(check, folder, environ, lenient=lenient, allow_remote_code=allow_remote_code)
     try:
-        report = examine(machine)
+        report = examine(this_machine(machine))
     except OSError as error:
         raise BadModel(f"the model's files cannot be read: {error}") from error
     if lacks_memory := bool(report.reasons):
-        report = examine(replace(machine, memory_available_bytes=_AMPLE_BYTES))
+        report = examine(this_machine(replace(machine, memory_available_bytes=_AMPLE_BYTES)))
     if wrong := report.problems or report.reasons:
         more = [f"and {len(wrong) - _MOST_REASONS} more problems"] if len(wrong) > _MOST_REASONS else []
         raise BadModel("; ".join([*wrong[:_MOST_REASONS], *more]))

@@ -24,7 +24,7 @@ from lmi_server.properties import environment, loader
 MODELS_ROOT = "LMI_MODELS_DIR"
 _DEFAULT_ROOT = "/opt/ml/models"
 _RESERVED_MB = 500
-_GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
+_WORKER = "container.multi_model.worker.RouterWorker"
 _FILES_OF_CONNECTION = 2
 """Open files of a client's connection: its socket, and that to the model's server while a request is forwarded."""
 _POLL_SECONDS = 0.5
@@ -70,7 +70,8 @@ def serve_several(
         file.write_text(config.to_json(), encoding="utf-8")
         app = f"container.multi_model.router:make_router({str(file)!r})"
         connections = launch.web_connections(raise_open_files(view), _FILES_OF_CONNECTION)
-        command = launch.web_command(app, folder, listener.fileno(), 1, connections, _GUNICORN_CONF)
+        command = launch.web_command(app, folder, listener.fileno(), 1, connections)
+        command += ["--worker-class", _WORKER]  # overrides gunicorn_conf.py
         env = launch.web_environment(launch.without_admin_token(environ), RuntimePaths(folder), 1)
         signals.raising = False
         router = Child.start("router", command, env, pass_fds=[listener.fileno()])

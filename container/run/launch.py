@@ -24,7 +24,7 @@ from lmi_server.admin_token import token_digest
 DEFAULT_PORT = 8080
 ADMIN_TOKEN = "LMI_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 STEP_TRACE = "OPTION_STEP_TRACE"
-GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
+_GUNICORN_CONF = Path(__file__).with_name("gunicorn_conf.py")
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 BIND_TO_PORT = "SAGEMAKER_BIND_TO_PORT"
 SEGMENT_BYTES = 4 << 20
@@ -262,16 +262,14 @@ def web_app(paths: RuntimePaths) -> str:
     return f"lmi_server.wsgi:make_app({str(paths.web_config)!r})"
 
 
-def web_command(
-    app: str, folder: Path, listener: int, workers: int, connections: int, conf: Path = GUNICORN_CONF
-) -> list[str]:
+def web_command(app: str, folder: Path, listener: int, workers: int, connections: int) -> list[str]:
     """Return the gunicorn command.
 
     folder: the run's, for the heartbeats of workers, because /tmp may be slow or not writable. listener: file
     descriptor of the listening socket. connections: limit per worker.
     """
     return [
-        *(sys.executable, "-P", "-m", "lmi_server.http.gunicorn_main", "--config", f"file:{conf}"),
+        *(sys.executable, "-P", "-m", "lmi_server.http.gunicorn_main", "--config", f"file:{_GUNICORN_CONF}"),
         *("--bind", f"fd://{listener}", "--workers", str(workers)),
         *("--worker-connections", str(connections), "--worker-tmp-dir", str(folder)),
         app,

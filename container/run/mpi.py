@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from container.errors import UserError
 from container.run.launch import MpiRun
 from container.run.own_session import run_in_own_session
 from lmi_server.values.show import one_line
@@ -21,7 +22,7 @@ _LOOPBACK_SOURCE = Path(__file__).with_name("loopback.c")
 _VERSION = re.compile(r"\(Open MPI\) (\d+)\.")
 
 
-class NoMpiRun(Exception):
+class NoMpiRun(UserError):
     """There is no usable mpirun. The message lists what was tried."""
 
 

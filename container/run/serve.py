@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from container.errors import UserError
 from container.explain.resolve import CannotServe, obstacles, resolve
 from container.machine import Machine, detect
 from container.models import files as model_files
@@ -56,8 +57,8 @@ class ServeOptions:
     """Whether code that comes with a model may run if the configuration requires it."""
 
 
-class CannotListen(Exception):
-    """The server cannot listen on the address. The message is for users."""
+class CannotListen(UserError):
+    """The server cannot listen on the address."""
 
 
 def serve(options: ServeOptions, environ: Mapping[str, str], view: ProgressView, signals: StopSignals) -> int:

@@ -41,10 +41,15 @@ def read_header(path: Path) -> list[StoredTensor]:
         length = int.from_bytes(raw.read(8), "little")
         header = json.loads(raw.read(length))
     header.pop("__metadata__", None)
-    return [
-        StoredTensor(name, info["dtype"], tuple(info["shape"]), path, 8 + length + info["data_offsets"][0])
-        for name, info in sorted(header.items())
-    ]
+    try:
+        return [
+            StoredTensor(
+                name, info["dtype"], tuple(info["shape"]), path, 8 + length + info["data_offsets"][0]
+            )
+            for name, info in sorted(header.items())
+        ]
+    except TypeError as error:  # safetensors accepts arrays too
+        raise SafetensorError("an entry of the header is not an object") from error
 
 
 def weight_files(folder: Path) -> list[Path]:

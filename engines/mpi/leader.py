@@ -8,15 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput, SchedulerReply
-from engines.errors import EngineError, RequestFailed, Unavailable
+from engines.errors import EngineError, Unavailable
 from engines.front import Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
-from engines.metrics import EngineMetrics
 from engines.mpi.engine_core import EngineCore, ended_outputs
 from engines.mpi.scheduler.request_check import check_together
 from engines.mpi.scheduler.settings import InvalidSettings
 from engines.stopwatch import Stopwatch
-from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, Reply, Submit, ToEngine
+from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, Outputs, Reply, Submit, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +33,16 @@ class Leader:
     def __init__(
         self,
         core: EngineCore,
+        info: EngineInfo,
+        front: Front,
         board: StatusBoard,
         stopwatch: Stopwatch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """clock: the same as the core's."""
         self._core = core
+        self._info = info
+        self._front = front
         self._clock = clock
         self._board = board
         self._stopwatch = stopwatch
@@ -53,46 +56,33 @@ class Leader:
         self._sent_at = 0.0
         self._deadline: float | None = None
 
-    def warm_up(self, request: Request) -> None:
-        """Run one request to its end, so that 'ready' means that the loaded model has computed.
-
-        Raises:
-            RequestFailed: the request failed.
-        """
-        self._core.add(request)
-        while self._core.has_work:
-            for output in self._core.step():
-                if output.error_kind:
-                    raise RequestFailed(f"the warm-up failed: {output.error_message}")
-        self._core.metrics = EngineMetrics()
-
-    def serve(self, front: Front, info: EngineInfo) -> None:
+    def serve(self) -> None:
         """Run the loop until a `Drain` is complete."""
         core = self._core
         while self._deadline is None or (core.has_work and self._clock() < self._deadline):
             timeout = 0.0 if core.has_work else IDLE_BEAT_SECONDS
-            for client, message in front.receive(timeout):
-                self._handle(front, info, client, message)
-            self._send(front, core.step(lambda: self._flush(front)))
+            for client, message in self._front.receive(timeout):
+                self._handle(client, message)
+            self._send(core.step(self._flush))
             self._stopwatch.stop("send")
-        self._shut_down(front)
+        self._shut_down()
 
-    def _handle(self, front: Front, info: EngineInfo, client: bytes, message: ToEngine) -> None:
+    def _handle(self, client: bytes, message: ToEngine) -> None:
         core = self._core
         match message:
             case Submit():
-                self._submit(front, client, message.whole())
+                self._submit(client, message.whole())
             case Abort(request_id, reason):
                 if self._clients.get(request_id) == client:
                     self._abort(request_id, reason)
             case GetStats(token):
-                front.send(client, Reply(token, core.stats(info)))
+                self._front.send(client, Reply(token, core.stats(self._info)))
             case ConfigureScheduler(token, changes):
                 try:
                     answer = SchedulerReply(core.configure(changes), {})
                 except InvalidSettings as error:
                     answer = SchedulerReply(core.settings, error.refused)
-                front.send(client, Reply(token, answer))
+                self._front.send(client, Reply(token, answer))
             case Drain(seconds):
                 logger.info(
                     "draining: waiting at most %.0f s; unfinished requests: %d", seconds, len(self._clients)
@@ -100,19 +90,20 @@ class Leader:
                 self._board.set_state(EngineState.DRAINING)
                 self._deadline = self._clock() + seconds
 
-    def _submit(self, front: Front, client: bytes, requests: tuple[Request, ...]) -> None:
+    def _submit(self, client: bytes, requests: tuple[Request, ...]) -> None:
         try:
             if self._deadline is not None:
                 raise Unavailable("the server is shutting down")
             check_together(requests, self._core.settings)
         except EngineError as error:
-            front.send_outputs(client, [RequestOutput.failed(request.id, error) for request in requests])
+            refusals = [RequestOutput.failed(request.id, error) for request in requests]
+            self._front.send(client, Outputs(refusals))
             return
         for request in requests:
             try:
                 self._core.add(request)
             except EngineError as error:
-                front.send_outputs(client, [RequestOutput.failed(request.id, error)])
+                self._front.send(client, Outputs([RequestOutput.failed(request.id, error)]))
                 continue
             self._clients[request.id] = client
             self._unanswered.add(request.id)
@@ -122,7 +113,7 @@ class Leader:
         self._clients.pop(request_id, None)
         self._unanswered.discard(request_id)
 
-    def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
+    def _send(self, outputs: list[RequestOutput]) -> None:
         """Send the outputs of a step, or hold them for a later message: one message for several steps costs a web
         process little more than a message for one. First and last tokens are never held. Held outputs are sent with
         them, or before a long step."""
@@ -139,14 +130,14 @@ class Leader:
         now = self._clock()
         pause = min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * len(outputs))
         if urgent or now - self._sent_at >= pause:
-            self._flush(front)
+            self._flush()
         self._drop_disconnected()
 
-    def _flush(self, front: Front) -> None:
+    def _flush(self) -> None:
         """Send the held outputs. Does not abort requests of clients that are gone: a step may be planned already."""
         self._sent_at = self._clock()
         for client, batch in self._unsent.items():
-            if not front.send_outputs(client, batch):
+            if not self._front.send(client, Outputs(batch)):
                 self._disconnected.add(client)
         self._unsent.clear()
 
@@ -159,13 +150,13 @@ class Leader:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
         self._disconnected.clear()
 
-    def _shut_down(self, front: Front) -> None:
+    def _shut_down(self) -> None:
         """Fail the requests that are not finished in time, then stop the other ranks."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
         rest = self._core.request_ids()
-        self._send(front, [RequestOutput.failed(request_id, error) for request_id in rest])
+        self._send([RequestOutput.failed(request_id, error) for request_id in rest])
         for request_id in rest:
             self._core.abort(request_id, AbortReason.SHUTDOWN)
         logger.info("drained; unfinished requests: %d", len(rest))
         self._core.stop()
-        front.close()
+        self._front.close()

@@ -18,9 +18,10 @@ import torch
 
 from engines.config import MpiEngineConfig
 from engines.core import EngineInfo, Request, SamplingParams
-from engines.errors import describe
+from engines.errors import RequestFailed, describe
 from engines.front import Front
 from engines.health import EngineState, StatusBoard
+from engines.metrics import EngineMetrics
 from engines.mpi.cache.block_manager import make_block_manager
 from engines.mpi.engine_core import EngineCore
 from engines.mpi.leader import Leader
@@ -122,9 +123,8 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     trace = StepTrace(config.scheduler.step_trace)
     largest = rank.model.largest_step
     core = EngineCore(scheduler, blocks, rank.executor, sampler, rank.stopwatch, trace, largest)
-    leader = Leader(core, board, rank.stopwatch)
     before = process_age()
-    leader.warm_up(_warm_up_request(config.model.max_model_len, vocab_size))
+    warm_up(core, _warm_up_request(config.model.max_model_len, vocab_size))
     seconds = {**rank.seconds, "warm-up": process_age() - before}
     # Loaded objects stay alive. Without the freeze, the garbage collector would scan them repeatedly while steps wait.
     gc.collect()
@@ -132,8 +132,22 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     front = Front(address)
     board.set_state(EngineState.READY)
     logger.info("ready; seconds by part: %s", {part: round(value, 1) for part, value in seconds.items()})
-    leader.serve(front, _info(rank, seconds))
+    Leader(core, _info(rank, seconds), front, board, rank.stopwatch).serve()
     board.set_state(EngineState.STOPPED)
+
+
+def warm_up(core: EngineCore, request: Request) -> None:
+    """Run one request to its end, so that 'ready' means that the loaded model has computed.
+
+    Raises:
+        RequestFailed: the request failed.
+    """
+    core.add(request)
+    while core.has_work:
+        for output in core.step():
+            if output.error_kind:
+                raise RequestFailed(f"the warm-up failed: {output.error_message}")
+    core.metrics = EngineMetrics()
 
 
 def _warm_up_request(max_model_len: int, vocab_size: int) -> Request:

@@ -19,7 +19,7 @@ from engines.python.metrics import BatchMetrics
 from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed, RequestLoop
 from engines.python.running import RunningRequest, batch_timed_out
 from engines.python.worker_process import WorkerProcessEnded
-from engines.wire import Submit, ToEngine
+from engines.wire import Outputs, Submit, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
 
     _metrics: BatchMetrics
     _output_type = RequestOutput
+    _message_type = Outputs
 
     def __init__(
         self,
@@ -36,12 +37,13 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         info: EngineInfo,
         batcher: DynamicBatcher[Request],
         generator: GeneratingProcess,
+        front: Front,
         board: StatusBoard,
         load_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         """generator: is ready already; load_seconds: duration of its start, from which a restart's limit follows."""
-        super().__init__(info, batcher, BatchMetrics(), board, clock)
+        super().__init__(info, batcher, BatchMetrics(), front, board, clock)
         self._config = config
         self._generator = generator
         self._reload_timeout = 60.0 + 5 * load_seconds
@@ -57,7 +59,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._deaths = 0
         """Number of crashes while loading or idle since the latest batch."""
 
-    def serve(self, front: Front) -> None:
+    def serve(self) -> None:
         """Serve requests until a `Drain` is complete.
 
         Raises:
@@ -66,27 +68,27 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._board.beat(DISPATCHER)
         self._batcher.set_free(self._clock())
         self._set_state(EngineState.READY)
-        front.watch(self._generator.fileno())
+        self._front.watch(self._generator.fileno())
         while not self._is_drained():
-            for client, message in front.receive(self._wait_seconds([self._stuck_at])):
-                self._handle(front, client, message)
-            self._read_generator(front)
+            for client, message in self._front.receive(self._wait_seconds([self._stuck_at])):
+                self._handle(client, message)
+            self._read_generator()
             if self._was_paused() and self._stuck_at is not None:
                 self._stuck_at = max(self._stuck_at, self._clock() + REACTION_SECONDS)
-            self._kill_stuck_generator(front)
+            self._kill_stuck_generator()
             self._start_batch()
             self._board.beat(DISPATCHER)
-        self._fail_unfinished(front)
-        front.unwatch(self._generator.fileno())
+        self._fail_unfinished()
+        self._front.unwatch(self._generator.fileno())
 
     # Messages from web processes and the supervisor
 
-    def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
+    def _handle(self, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
             for request in message.whole():
-                self._submit(front, client, request, len(message.requests))
+                self._submit(client, request, len(message.requests))
         else:
-            super()._handle(front, client, message)
+            super()._handle(client, message)
 
     def _check(self, request: Request) -> None:
         if self._loading:
@@ -116,7 +118,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
 
     # The generating process: messages, crashes and restarts
 
-    def _read_generator(self, front: Front) -> None:
+    def _read_generator(self) -> None:
         try:
             for message in self._generator.receive(0.0):
                 match message:
@@ -124,7 +126,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
                         self._start_call(request_ids)
                     case StepDone(outputs):
                         self._metrics.steps += 1
-                        self._send(front, outputs)
+                        self._send(outputs)
                     case BatchDone(waste):
                         self._metrics.prompt_padding += waste.prompt_padding
                         self._metrics.ended_row_tokens += waste.ended_row_tokens
@@ -140,15 +142,15 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
                     case CannotLoad(cause):
                         raise EngineFailed(f"the generating process could not be restarted: {cause}")
         except WorkerProcessEnded as end:
-            self._restart(front, str(end))
+            self._restart(str(end))
 
-    def _kill_stuck_generator(self, front: Front) -> None:
+    def _kill_stuck_generator(self) -> None:
         """Kill and restart a generating process that has not reacted in time."""
         if self._stuck_at is None or self._clock() < self._stuck_at:
             return
         self._generator.kill()
         if self._loading:
-            self._restart(front, f"it was not ready after {self._reload_timeout:.0f} s")
+            self._restart(f"it was not ready after {self._reload_timeout:.0f} s")
             return
         limit = self._config.batching.batch_timeout
         timed_out = [
@@ -156,10 +158,10 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             for name, each in self._running.items()
             if name in self._in_call
         ]
-        self._send(front, [RequestOutput.failed(request_id, error) for request_id, error in timed_out])
-        self._restart(front, f"it did not react within {REACTION_SECONDS:g} s after the batch had timed out")
+        self._send([RequestOutput.failed(request_id, error) for request_id, error in timed_out])
+        self._restart(f"it did not react within {REACTION_SECONDS:g} s after the batch had timed out")
 
-    def _restart(self, front: Front, how: str) -> None:
+    def _restart(self, how: str) -> None:
         """Restart the generating process and retry the requests of its batch, except one that is to blame.
 
         Raises:
@@ -170,9 +172,12 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._deaths = 0 if had_batch else self._deaths + 1
         # Set the state before any error is sent: a client that retries at once must not find the server ready.
         self._set_state(EngineState.STARTING, f"the generating process is being restarted: {how}")
-        was_alone = len(self._running) == 1
+        # A request that left or finished was in the call too: its row may have been computed to the end.
+        was_alone = len(self._in_call) == 1
         crashing = [
-            each for each in self._running.values() if self._crashing_requests.add(each.request, was_alone)
+            each
+            for name, each in self._running.items()
+            if name in self._in_call and self._crashing_requests.add(each.request, was_alone)
         ]
         for each in crashing:
             logger.error(
@@ -183,7 +188,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             f"the generating process ended {MAX_REQUEST_DEATHS} times while running this request or an identical one,"
             " the last time with no other request; it is not run again"
         )
-        self._send(front, [RequestOutput.failed(each.request.id, error) for each in crashing])
+        self._send([RequestOutput.failed(each.request.id, error) for each in crashing])
         self._suspects.extend(self._running.values())
         self._running = {}
         if self._deaths >= MAX_DEATHS:
@@ -191,7 +196,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
                 f"the generating process ended {self._deaths} times, not caused by a request; the last time {how}"
             )
         self._batcher.set_busy()
-        self._restart_process(front, self._generator)
+        self._restart_process(self._generator)
         self._loading = True
         self._stuck_at = self._clock() + self._reload_timeout
 
@@ -219,7 +224,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._in_call = request_ids
         self._stuck_at = self._clock() + self._config.batching.batch_timeout + REACTION_SECONDS
 
-    def _send(self, front: Front, outputs: list[RequestOutput]) -> None:
+    def _send(self, outputs: list[RequestOutput]) -> None:
         """Count and send outputs. Outputs of aborted requests are dropped."""
         now = self._clock()
         sent, finished = [], []
@@ -240,10 +245,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
                     self._crashing_requests.discard(running.request)
                 del self._running[output.id]
                 finished.append(output.id)
-        self._send_all(front, sent, finished)
-
-    def _deliver(self, front: Front, client: bytes, outputs: list[RequestOutput]) -> bool:
-        return front.send_outputs(client, outputs)
+        self._send_all(sent, finished)
 
     def _gauges(self) -> dict[str, float]:
         return {

@@ -64,11 +64,10 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
         info = _info(config, ready, {"dispatcher": before, **ready.load_seconds})
         batcher: DynamicBatcher[Request] = DynamicBatcher(config.batching)
         load_seconds = time.monotonic() - started
-        dispatch = Dispatch(config, info, batcher, generator, board, load_seconds, time.monotonic)
         logger.info("ready; seconds by part: %s", {k: round(v, 1) for k, v in info.load_seconds.items()})
         front = Front(arguments.address)
         try:
-            dispatch.serve(front)
+            Dispatch(config, info, batcher, generator, front, board, load_seconds, time.monotonic).serve()
         finally:
             front.close()
     finally:

@@ -16,7 +16,7 @@ from engines.invocations import InvocationOutput
 from engines.python.batcher import DynamicBatcher, HasId
 from engines.python.metrics import DispatcherMetrics
 from engines.python.worker_process import WorkerProcess
-from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, Reply, ToEngine
+from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, Reply, ToClient, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +40,21 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
     """Tracks the client of each request. Single-threaded. `clock` is `time.monotonic` except in tests."""
 
     _output_type: type[OutputT]
+    _message_type: Callable[[list[OutputT]], ToClient]
 
     def __init__(
         self,
         info: EngineInfo,
         batcher: DynamicBatcher[RequestT],
         metrics: DispatcherMetrics,
+        front: Front,
         board: StatusBoard,
         clock: Callable[[], float],
     ) -> None:
         self._info = info
         self._batcher = batcher
         self._metrics = metrics
+        self._front = front
         self._board = board
         self._clock = clock
         self._clients: dict[str, bytes] = {}
@@ -65,10 +68,6 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
     @abstractmethod
     def _forget(self, request_id: str, reason: AbortReason) -> None:
         """Drop a waiting or running request that its client no longer wants."""
-
-    @abstractmethod
-    def _deliver(self, front: Front, client: bytes, outputs: list[OutputT]) -> bool:
-        """Send outputs as one message; return False when the client is gone."""
 
     @abstractmethod
     def _gauges(self) -> dict[str, float]:
@@ -102,9 +101,7 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         last, self._last_turn = self._last_turn, self._clock()
         return self._last_turn - last > PAUSE_SECONDS
 
-    def _submit(
-        self, front: Front, client: bytes, request: RequestT, num_together: int = 1, num_bytes: int = 0
-    ) -> None:
+    def _submit(self, client: bytes, request: RequestT, num_together: int = 1, num_bytes: int = 0) -> None:
         """Queue a request. See `DynamicBatcher.add` for the last two arguments."""
         try:
             if self._drain_deadline is not None:
@@ -114,20 +111,20 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
             self._check(request)
             self._batcher.add(request, self._clock(), num_together, num_bytes)
         except EngineError as error:
-            self._deliver(front, client, [self._output_type.failed(request.id, error)])
+            self._deliver(client, [self._output_type.failed(request.id, error)])
             return
         self._clients[request.id] = client
 
-    def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
+    def _handle(self, client: bytes, message: ToEngine) -> None:
         """Handle any message from a web process or the supervisor except a new request."""
         match message:
             case Abort(request_id, reason):
                 if self._clients.get(request_id) == client:
                     self._abort(request_id, reason)
             case GetStats(token):
-                front.send(client, Reply(token, self._metrics.snapshot(self._info, self._gauges())))
+                self._front.send(client, Reply(token, self._metrics.snapshot(self._info, self._gauges())))
             case ConfigureScheduler(token):
-                front.send(client, Reply(token, SchedulerReply(None, {})))
+                self._front.send(client, Reply(token, SchedulerReply(None, {})))
             case Drain(seconds):
                 logger.info(
                     "draining: waiting at most %.0f s; unfinished requests: %d", seconds, len(self._clients)
@@ -144,14 +141,14 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         if self._drain_deadline is None:  # a draining engine stays in that state
             self._board.set_state(state, reason)
 
-    def _restart_process(self, front: Front, process: WorkerProcess[Any]) -> None:
+    def _restart_process(self, process: WorkerProcess[Any]) -> None:
         """Restart a process that is gone, and watch its new socket."""
-        front.unwatch(process.fileno())
+        self._front.unwatch(process.fileno())
         process.restart()
-        front.watch(process.fileno())
+        self._front.watch(process.fileno())
         self._metrics.restarts += 1
 
-    def _send_all(self, front: Front, outputs: Sequence[OutputT], finished: Sequence[str]) -> None:
+    def _send_all(self, outputs: Sequence[OutputT], finished: Sequence[str]) -> None:
         """Send outputs as one message per client, and abort the requests of clients that are gone.
 
         finished: ids of the requests that these outputs complete.
@@ -161,17 +158,19 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
             by_client[self._clients[output.id]].append(output)
         for request_id in finished:
             del self._clients[request_id]
-        for client in [
-            client for client, batch in by_client.items() if not self._deliver(front, client, batch)
-        ]:
+        for client in [client for client, batch in by_client.items() if not self._deliver(client, batch)]:
             orphans = [request_id for request_id, owner in self._clients.items() if owner == client]
             logger.warning("a web process disconnected; dropped requests: %d", len(orphans))
             for request_id in orphans:
                 self._abort(request_id, AbortReason.CLIENT_LEFT)
 
-    def _fail_unfinished(self, front: Front) -> None:
+    def _deliver(self, client: bytes, outputs: list[OutputT]) -> bool:
+        """Send outputs as one message; return False when the client is gone."""
+        return self._front.send(client, self._message_type(outputs))
+
+    def _fail_unfinished(self) -> None:
         """Fail the requests that are unfinished at the end of the drain."""
         error = Unavailable("the server is shutting down and could not finish this request in time")
         logger.info("drained; unfinished requests: %d", len(self._clients))
         for request_id, client in self._clients.items():
-            self._deliver(front, client, [self._output_type.failed(request_id, error)])
+            self._deliver(client, [self._output_type.failed(request_id, error)])

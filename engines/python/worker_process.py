@@ -90,7 +90,12 @@ class WorkerProcess(Generic[Incoming]):
                 process_group=0,  # not a new session: the supervisor finds all engine processes by theirs
             )
         self._link: Link[Incoming] = Link(ours, self._decoder)
-        self._outbox = Outbox(self._link)
+        try:
+            self._outbox = Outbox(self._link)
+        except RuntimeError:  # no thread is left
+            self.kill()
+            self._link.close()
+            raise
         logger.info("%s is process %d", self._name, self._process.pid)
 
     def _describe_end(self) -> str:

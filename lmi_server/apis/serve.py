@@ -28,7 +28,10 @@ from lmi_server.http.json_reply import json_response
 from lmi_server.request_log import RequestRecord, current_record
 
 MAX_TOP_TOKENS = 1_000_000
-"""Maximum number of most likely tokens listed in a whole answer. While it is written, other requests wait."""
+"""Maximum number of most likely tokens of a whole answer. Those of candidates that `best_of` drops count too.
+
+All are kept in memory until the answer ends, and while it is written, other requests wait.
+"""
 _logger = logging.getLogger(__name__)
 
 

@@ -169,8 +169,8 @@ class TextGeneration:
         if self._num_top_tokens > self._max_top_tokens:
             most = self._max_top_tokens
             raise InvalidRequest(
-                f"request: the answers list more than {most} most likely tokens (top_logprobs, logprobs, top_n_tokens);"
-                f" accepted: at most {most} in an answer that is not streamed"
+                f"request: more than {most} most likely tokens (top_logprobs, logprobs, top_n_tokens), with those of"
+                f" candidates that best_of drops; accepted: at most {most} in an answer that is not streamed"
             )
         text = answer.add_output(output)
         if text.completion is not None:

@@ -9,10 +9,9 @@ from pathlib import Path
 from lmi_server.config import MODEL_MOUNT, holds_model
 from lmi_server.properties.option import OptionValue
 from lmi_server.values.model_name import MODEL_NAME, MODEL_NAME_RULE
-from lmi_server.values.show import one_line
+from lmi_server.values.show import few, one_line
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_MAX_SHOWN = 5
 _FILES = ("serving.properties", "model.py")
 """Files that make a folder a model's without the model itself."""
 
@@ -74,8 +73,7 @@ def no_model(folder: Path) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(one_line(name) for name in names[:_MAX_SHOWN])
-    return shown if len(names) <= _MAX_SHOWN else f"{shown} and {len(names) - _MAX_SHOWN} more"
+    return few(names, 5, one_line)
 
 
 def missing_mount(model: OptionValue | None, folder: Path) -> list[str]:

@@ -53,14 +53,10 @@ def _is_unused(item: OptionValue, engine: str) -> bool:
     return item.option.engine not in ("any", engine) and item.option.name != "option.rolling_batch"
 
 
+_FROM_FILES = "engine=Python only loads weights from files; use engine=MPI"
 _MPI_ONLY: dict[tuple[str, Scalar | None], str] = {
-    ("option.load_format", "dummy"): (
-        "engine=Python only loads weights from files; use engine=MPI for random weights"
-    ),
-    (
-        "option.load_format",
-        "stream",
-    ): "engine=Python only loads weights from files; use engine=MPI to stream them",
+    ("option.load_format", "dummy"): f"{_FROM_FILES} for random weights",
+    ("option.load_format", "stream"): f"{_FROM_FILES} to stream them",
 }
 _PAGED_ONLY = {
     "option.batch_scheduler_policy": (

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _MAX_JSON_CHARS = 80
 _MAX_NAME_CHARS = 64
-_MAX_NAMES = 5
 _SECRET = re.compile(
     r"(^|[._-])(token|secret|password|passwd|credentials?|api_?key|access_?key)$", re.IGNORECASE
 )
@@ -50,10 +49,15 @@ def without_secrets(address: str) -> str:
     return f"{scheme}{separator}{plain.rpartition('@')[2]}{has_query and '?...'}"
 
 
+def few(names: Sequence[str], most: int, show: Callable[[str], str]) -> str:
+    """Return the first `most` names, each formatted by `show`, and the number of the others."""
+    text = ", ".join(map(show, names[:most]))
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"
+
+
 def names_in_log(names: Sequence[str]) -> str:
     """Return the first few of the names that a client sent, each cut to 64 characters."""
-    few = ", ".join(ascii(name[:_MAX_NAME_CHARS]) for name in names[:_MAX_NAMES])
-    return few if len(names) <= _MAX_NAMES else f"{few} and {len(names) - _MAX_NAMES} more"
+    return few(names, 5, lambda name: ascii(name[:_MAX_NAME_CHARS]))
 
 
 def _abridge(value: Any, places: Iterator[int]) -> Any:

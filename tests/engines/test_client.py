@@ -29,6 +29,7 @@ from engines.wire import (
     ConfigureScheduler,
     GetStats,
     InvocationOutputs,
+    Outputs,
     Reply,
     Submit,
     ToEngine,
@@ -107,7 +108,7 @@ def _answer(*outputs: RequestOutput) -> Handler:
     def handle(front: Front, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
             for output in outputs:
-                front.send_outputs(client, [output])
+                front.send(client, Outputs([output]))
 
     return handle
 
@@ -146,8 +147,8 @@ def test_many_greenlets_wait_at_the_same_time(engine: _Engine, client: EngineCli
             waiting.extend(request.id for request in message.requests)
         if len(waiting) == 20:
             for _ in range(5):
-                front.send_outputs(name, [RequestOutput(i, (next(numbers),)) for i in waiting])
-            front.send_outputs(name, [RequestOutput(i, finish_reason=FinishReason.LENGTH) for i in waiting])
+                front.send(name, Outputs([RequestOutput(i, (next(numbers),)) for i in waiting]))
+            front.send(name, Outputs([RequestOutput(i, finish_reason=FinishReason.LENGTH) for i in waiting]))
 
     engine.handle = handle
     streams = [client.submit(make_request(str(i))) for i in range(20)]
@@ -168,7 +169,7 @@ def test_requests_submitted_together_share_a_stream(
     _wait(lambda: engine.messages == [Submit(requests)])
     client.abort("b", AbortReason.CLIENT_LEFT)
     done = [RequestOutput(i, (1,), finish_reason=FinishReason.LENGTH) for i in ("c", "b", "a")]
-    engine.calls.append(lambda front, name: bool(front.send_outputs(name, done[:2])))
+    engine.calls.append(lambda front, name: bool(front.send(name, Outputs(done[:2]))))
     assert stream.next(60) == done[0]
     board.set_state(EngineState.FAILED)
     output = stream.next(60)
@@ -240,9 +241,9 @@ def test_abort_is_sent_once_and_no_output_is_delivered_after_it(
     _wait(lambda: len(engine.messages) == 2)
     client.abort("a", AbortReason.CLIENT_LEFT)
     client.abort("a", AbortReason.CLIENT_LEFT)
-    engine.calls.append(lambda front, name: front.send_outputs(name, [RequestOutput("a", (1,))]) and None)
+    engine.calls.append(lambda front, name: front.send(name, Outputs([RequestOutput("a", (1,))])) and None)
     done = RequestOutput("b", (1,), finish_reason=FinishReason.LENGTH)
-    engine.calls.append(lambda front, name: front.send_outputs(name, [done]) and None)
+    engine.calls.append(lambda front, name: front.send(name, Outputs([done])) and None)
     assert _collect(other) == [done]
     assert aborted.next(0.0) is None
     client.submit(make_request("last"))
@@ -345,7 +346,7 @@ def test_outputs_sent_before_the_engine_stopped_are_delivered(
     sent = threading.Event()
 
     def finish(front: Front, name: bytes) -> None:
-        front.send_outputs(name, [done])
+        front.send(name, Outputs([done]))
         board.set_state(EngineState.STOPPED)
         sent.set()
 

@@ -156,8 +156,8 @@ def test_outputs_go_to_their_client_only(front: Front, connect: Connect) -> None
     name_one, name_two = _hello(front, one), _hello(front, two)
     first = RequestOutput("a", (1,), (-0.5,))
     second = RequestOutput("b", (2,), finish_reason=FinishReason.LENGTH)
-    assert front.send_outputs(name_one, [first])
-    assert front.send_outputs(name_two, [second])
+    assert front.send(name_one, Outputs([first]))
+    assert front.send(name_two, Outputs([second]))
     assert _next(one).outputs == [first]
     assert _next(two).outputs == [second]
     assert not one.poll(0)
@@ -172,10 +172,10 @@ def test_sending_to_a_disconnected_client_returns_false(front: Front, connect: C
     def is_detected() -> bool:
         # Any call that polls the socket detects the closed connection.
         list(front.receive(0.01))
-        return not front.send_outputs(name, [RequestOutput("a", (1,))])
+        return not front.send(name, Outputs([RequestOutput("a", (1,))]))
 
     wait_until(is_detected)
-    assert front.send_outputs(name_staying, [RequestOutput("b", (1,))])
+    assert front.send(name_staying, Outputs([RequestOutput("b", (1,))]))
     assert _next(staying).outputs[0].id == "b"
 
 
@@ -186,7 +186,7 @@ def _fill(front: Front, client: bytes) -> None:
     """Send far more messages than the queues and buffers between front and client can hold."""
     padding = "x" * 500
     for i in range(_NUM_MESSAGES):
-        assert front.send_outputs(client, [RequestOutput(str(i), error_kind="e", error_message=padding)])
+        assert front.send(client, Outputs([RequestOutput(str(i), error_kind="e", error_message=padding)]))
 
 
 def test_a_slow_client_gets_all_outputs_in_order_and_does_not_delay_others(
@@ -195,7 +195,7 @@ def test_a_slow_client_gets_all_outputs_in_order_and_does_not_delay_others(
     slow, quick = connect(receive_limit=1), connect()
     name_slow, name_quick = _hello(front, slow), _hello(front, quick)
     _fill(front, name_slow)
-    assert front.send_outputs(name_quick, [RequestOutput("quick")]), "a slow client must not delay others"
+    assert front.send(name_quick, Outputs([RequestOutput("quick")])), "a slow client must not delay others"
     assert _next(quick).outputs[0].id == "quick"
     received = []
     for _ in range(_NUM_MESSAGES):

@@ -281,7 +281,7 @@ def measure(load: Load, folder: Path) -> list[Step]:
     largest = LargestStep.of(settings, _MAX_MODEL_LEN)
     core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, StepTrace(""), largest)
     front = _Client(f"ipc://{folder}/front", load, steps, phases)
-    leader = Leader(core, board, stopwatch)
+    leader = Leader(core, _INFO, front, board, stopwatch)
     for owner, method, name in (
         (core, "step", "step"),
         (core, "_record_step", "count"),
@@ -294,11 +294,11 @@ def measure(load: Load, folder: Path) -> list[Step]:
         (steps, "prepare", "prepare"),
         (steps, "compute", "compute"),
         (leader, "_send", "send"),
-        (front, "send_outputs", "wire"),
+        (front, "send", "wire"),
     ):
         phases.watch(owner, method, name)
     with mock.patch.object(lmi_kernels, "update_block_tables", _launch_nothing):
-        leader.serve(front, _INFO)
+        leader.serve()
     return front.times
 
 

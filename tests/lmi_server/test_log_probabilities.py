@@ -361,6 +361,7 @@ def test_a_whole_answer_with_too_many_top_tokens_fails(
     engine.requests.clear()
     text = refusal_of(post(client, path, **parameters))
     assert f"more than {number - 1} most likely tokens" in text
+    assert "with those of candidates that best_of drops; accepted: at most" in text
     assert text.endswith("in an answer that is not streamed")
     assert set(engine.abort_reasons) <= {AbortReason.FAILED}
 

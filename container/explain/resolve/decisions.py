@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from container.errors import UserError
 from engines.config import BatchConfig, EngineConfig, HandlerEngineConfig
 from lmi_server.config import LmiConfig
 from lmi_server.values.show import as_option
@@ -12,7 +13,7 @@ from lmi_server.values.show import as_option
 T = TypeVar("T")
 
 
-class CannotServe(Exception):
+class CannotServe(UserError):
     """The machine cannot serve this configuration. The message says why and how to fix it."""
 
 

@@ -32,7 +32,8 @@ def obstacles(config: LmiConfig, machine: Machine) -> Iterator[str]:
 def missing_modules(config: LmiConfig) -> tuple[str, ...]:
     """Return why a handler or formatters cannot be imported here, for each missing module. Runs none of their code."""
     user = config.handler or config.formatter
-    if user is None or user.requirements:
+    # The packages of a dotted name run before the file, and may change sys.path.
+    if user is None or user.requirements or "." in user.module:
         return ()
     folders = [config.source.model_dir, str(Path(user.file).parent)]
     missing = []

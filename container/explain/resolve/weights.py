@@ -14,12 +14,11 @@ from container.explain.hardware import Device
 from container.explain.resolve.decisions import CannotServe, Decisions
 from container.machine import Machine
 from container.models.errors import ModelNotAvailable
-from container.models.files.folder import weight_files, weights_problem
-from container.models.files.safetensors_headers import require_complete
+from container.models.files.folder import checked_weight_files, weights_problem
 from engines.config import ModelSettings
 from engines.models.config import ModelConfig, UnsupportedModel, element_bytes
 from engines.models.config.fields import Fields, config_json
-from engines.models.weight_files import stored_tensors
+from engines.models.weight_files import read_header, stored_tensors
 
 _GIB = 1024**3
 _FROM_CHECKPOINT = {"bfloat16": "bf16", "float16": "fp16"}
@@ -46,7 +45,8 @@ def require_safetensors(path: Path) -> None:
 def count_parameters(path: Path) -> int:
     """Return the number of a model's parameters, from the headers of its files; 0 if they are missing or incomplete."""
     try:
-        return sum(map(require_complete, weight_files(path)))
+        headers = map(read_header, checked_weight_files(path))
+        return sum(math.prod(tensor.shape) for header in headers for tensor in header)
     except (ModelNotAvailable, SafetensorError):  # `weights_problem` says what is wrong
         return 0
 

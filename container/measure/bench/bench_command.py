@@ -152,12 +152,9 @@ def bench(
 
     client = _Client(url, dialect, timeout, slo, view)
     view.say(f"tokenizer: {path}{'' if tokenizer else f', of the bundled model {BUNDLED_MODEL}'}")
-    try:
-        wait_ready(url, wait, view.say)
-        if warm_up:
-            client.warm_up(short, first)
-    except BenchError as error:
-        raise click.ClickException(str(error)) from error
+    wait_ready(url, wait, view.say)
+    if warm_up:
+        client.warm_up(short, first)
     num_warm_up = len(first) if warm_up else 0
     origin = BenchOrigin(url, dialect, scenario, seed, slo, str(path), num_warm_up)
     found: BenchReport | SearchReport

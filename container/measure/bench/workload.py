@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from container.errors import UserError
 from container.measure.bench.lengths import Fixed, Lengths, scale_count
 from container.measure.bench.prefixes import Prefixes, block_ids, scale_prefixes
 from lmi_server.text.tokenizer import read_tokenizer
@@ -33,8 +34,8 @@ _MAX_TRIES = 200
 """Maximum changes of a prompt until its token count fits. It fits at once if each word is one token."""
 
 
-class BenchError(Exception):
-    """A benchmark cannot be run. The message is for users."""
+class BenchError(UserError):
+    """A benchmark cannot be run."""
 
 
 @dataclass(frozen=True, slots=True)

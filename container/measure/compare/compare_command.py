@@ -29,25 +29,24 @@ from container.measure.bench.scenario import Scenario
 from container.measure.bench.workload import BenchError, Workload
 from container.measure.compare import aws_post, report
 from container.measure.compare.caveats import caveats
-from container.measure.compare.configurations import BadConfiguration, warnings
+from container.measure.compare.configurations import warnings
 from container.measure.compare.plan import Plan, StoppingRule
 from container.measure.compare.report import Provenance
 from container.measure.compare.results import Comparison, End
 from container.measure.compare.run import ComparisonRunner
-from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.selection import Selection, read_selection, tokenizers_for
 from container.measure.compare.server_process import (
-    ServerFailed,
     StartServer,
     environment_for_servers,
+    logs_folder,
     server_starter,
     with_logs,
 )
 from container.measure.numbers import read_quantity
 from container.measure.output import (
-    as_json,
     bullets,
     json_option,
+    plain_json,
     require_writable,
     show,
     write_all,
@@ -57,7 +56,6 @@ from container.measure.output import (
 from container.measure.report.report_command import report_option, write_report
 from container.measure.stoppable import STOPPED, stoppable
 from container.progress import view_for
-from container.run.stop_signals import StopRequested
 
 DEFAULT_LOAD = Scenario("", Workload(Uniform.around(32), Exponential(64, 256), 128), Users(32))
 """Several requests per user, so that users fall out of step and batches change while they run."""
@@ -214,11 +212,8 @@ def compare(
     plan = Plan(scenarios, rounds, seed, dialect, timeout, stopping)
     options = CompareOptions(selection, plan, tokenizer, output, json_path, step_traces, report_path)
     environ = environment_for_servers()
-    try:
-        with stoppable("stopped; no report was written"):
-            code = run_comparison(options, environ, detect(environ), server_starter(environ))
-    except (BadConfiguration, ServerFailed, BenchError, NoMetrics) as error:
-        raise click.ClickException(str(error)) from error
+    with stoppable("stopped; no report was written"):
+        code = run_comparison(options, environ, detect(environ), server_starter(environ))
     sys.exit(code)
 
 
@@ -249,20 +244,13 @@ def run_comparison(
         for sentence in warnings(configs):
             click.echo(f"warning: {sentence}", err=True)
         tokenizers = tokenizers_for(configs, options.tokenizer)
-        logs = Path(tempfile.mkdtemp(prefix="lmi-compare-logs-"))
-        try:
-            comparison = ComparisonRunner(
-                configs, plan, tokenizers, start, logs, view, options.step_traces or (options.report and logs)
-            ).run()
-        except (StopRequested, BenchError):  # no log shows the cause
-            shutil.rmtree(logs, ignore_errors=True)
-            raise
-        except NoMetrics as error:  # the server may have ended
-            raise NoMetrics(with_logs(str(error), logs)) from error
-        except ServerFailed as error:
-            raise ServerFailed(with_logs(str(error), logs)) from error
-        finally:
-            view.finish()
+        with logs_folder("lmi-compare-logs-") as logs:
+            traces = options.step_traces or (options.report and logs)
+            try:
+                runner = ComparisonRunner(configs, plan, tokenizers, start, logs, view, traces)
+                comparison = runner.run()
+            finally:
+                view.finish()
     failures = _failures(comparison)
     try:
         _publish(options, comparison, origin)
@@ -288,7 +276,7 @@ def _publish(options: CompareOptions, comparison: Comparison, origin: Provenance
     written = report.make_report(comparison, origin, extra)
     findings = bullets((*written.findings, *caveats(comparison)))
     show(report.terminal_tables(comparison, extra), findings, options.json_path)
-    document = as_json(report.json_values(comparison, origin, extra))
+    document = plain_json(report.json_values(comparison, origin, extra))
 
     def write_markdown() -> None:
         with writing("--output", options.output):

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from container.errors import UserError
 from container.explain import check as checking
 from container.explain.resolve import CannotServe, obstacles
+from container.explain.target import this_machine
 from container.machine import Machine
 from container.measure.compare.scrape import scrape
 from container.models import files as model_files
@@ -31,8 +33,8 @@ _REPORTED = {
 """Options by the label of the metric `lmi_engine_info` that has their value."""
 
 
-class BadConfiguration(Exception):
-    """A configuration cannot be served on this machine. The message is for users."""
+class BadConfiguration(UserError):
+    """A configuration cannot be served on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +181,7 @@ def _read(
         raise CannotServe(
             f"a handler without a model cannot be compared, as prompts are made with the model's tokenizer: {error}"
         ) from error
-    allowed = launch.remote_code_allowed(environ)
-    report = checking.check(
-        named.path, environ, machine, lambda source: model.folder, allow_remote_code=allowed
-    )
+    report = checking.check(named.path, environ, this_machine(machine), lambda source: model.folder)
     if report.reasons:
         raise CannotServe("; ".join(report.reasons))
     return Configuration(

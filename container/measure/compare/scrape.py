@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from container.errors import UserError
+
 _TIMEOUT_SECONDS = 10.0
 _MAX_BYTES = 4 << 20
 SAMPLE_SECONDS = 0.5
@@ -23,7 +25,7 @@ open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 _Labels = frozenset[tuple[str, str]]
 
 
-class NoMetrics(Exception):
+class NoMetrics(UserError):
     """`/metrics` does not respond, or not in the Prometheus text format."""
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
+from container.errors import UserError
 from container.measure.compare.configurations import Configuration
+from container.measure.compare.scrape import NoMetrics
 from container.run import launch
 from container.run.local_server import HOST, free_port, ping, serve_command
 from container.run.processes import Child, process_tree
+from container.run.stop_signals import StopRequested
 from engines.host_memory import bytes_of
+from lmi_server.properties.problems import PropertiesError
 
 _POLL_SECONDS = 0.1
 _PING_SECONDS = 5.0
@@ -34,7 +40,7 @@ class StopTimeouts:
     """Wait after the second SIGTERM, before the server is killed."""
 
 
-class ServerFailed(Exception):
+class ServerFailed(UserError):
     """A server did not start or stop as it should. The message may end with the last lines of its log, from its second
     line on."""
 
@@ -45,6 +51,22 @@ def with_logs(message: str, folder: Path) -> str:
         shutil.rmtree(folder)
         return message
     return message if str(folder) in message else f"{message}; the servers' logs are in {folder}"
+
+
+@contextmanager
+def logs_folder(prefix: str) -> Iterator[Path]:
+    """Create a folder for servers' logs, which stays after the block, and add it to NoMetrics and ServerFailed.
+
+    It is removed after a stop signal and other errors for users, because no log shows their cause.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    except (NoMetrics, ServerFailed) as error:
+        raise type(error)(with_logs(str(error), folder)) from error
+    except (UserError, PropertiesError, StopRequested):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 class ReadyServer(Protocol):

@@ -17,10 +17,7 @@ def _check_name(ctx: click.Context, param: click.Parameter, path: Path | None) -
     if path is not None and path.suffix != ".html":
         raise click.BadParameter(f"not an HTML file (got {path}); allowed: a name ending in .html")
     if path is not None:
-        try:
-            require_matplotlib()  # fail now, not after a long measurement
-        except NoPlots as error:
-            raise click.ClickException(str(error)) from error
+        require_matplotlib()  # fail now, not after a long measurement
     return path
 
 

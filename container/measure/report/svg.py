@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from container.errors import UserError
+
 NUM_COLORS = 8
 """Number of CSS variables: `--c0` to `--c7` for configurations and `--r0` to `--r7` for requests."""
 _NAMES = ("ink", "quiet", "rule", "card", "empty", "good", "bad")
@@ -27,8 +29,8 @@ _CLUTTER = re.compile(
 _COLOR = re.compile(r"(?<=[: ])#0[1-7]0[0-7]0[0-7](?=[;\"])")
 
 
-class NoPlots(Exception):
-    """matplotlib is not installed. The text is for users."""
+class NoPlots(UserError):
+    """matplotlib is not installed."""
 
 
 def require_matplotlib() -> None:

@@ -15,7 +15,7 @@ from container.measure.bench.workload import BenchRequest
 from container.measure.simulate.clock import VirtualClock
 from engines.core import AbortReason, EngineStats, Request, RequestOutput, SamplingParams
 from engines.front import Front
-from engines.wire import Abort, Drain, GetStats, Reply, Submit, ToClient, ToEngine
+from engines.wire import Abort, Drain, GetStats, Outputs, Reply, Submit, ToClient, ToEngine
 
 ARRIVAL_SECONDS = 0.005
 """Time from when a request is due until it reaches the engine: client, network, web process and tokenizer.
@@ -106,21 +106,12 @@ class VirtualFront(Front):
             yield _CLIENT, GetStats(0)
             yield _CLIENT, Drain(0.0)
 
-    def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
-        now, answers = self._clock.now, self._answers
-        for output in outputs:
-            answer = answers.get(output.id)
-            if answer is None or now > answer.due + self._timeout:
-                continue  # the client has disconnected, which `receive` may not have recorded yet
-            if output.token_ids:
-                answer.token_times.append(now)
-            if output.finish_reason is not None or output.error_kind:
-                self._end(answer, now, output.error_message)
-        return True
-
     def send(self, client: bytes, message: ToClient) -> bool:
-        if isinstance(message, Reply) and isinstance(message.content, EngineStats):
-            self.stats = message.content
+        match message:
+            case Outputs(outputs):
+                self._record(outputs)
+            case Reply(content=EngineStats() as stats):
+                self.stats = stats
         return True
 
     def watch(self, descriptor: int) -> None:
@@ -131,6 +122,17 @@ class VirtualFront(Front):
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
+
+    def _record(self, outputs: list[RequestOutput]) -> None:
+        now, answers = self._clock.now, self._answers
+        for output in outputs:
+            answer = answers.get(output.id)
+            if answer is None or now > answer.due + self._timeout:
+                continue  # the client has disconnected, which `receive` may not have recorded yet
+            if output.token_ids:
+                answer.token_times.append(now)
+            if output.finish_reason is not None or output.error_kind:
+                self._end(answer, now, output.error_message)
 
     def _next_time(self) -> float:
         while self._timeouts and self._timeouts[0][1] not in self._answers:

@@ -110,5 +110,5 @@ def serve(
     front.next_event = generator.next_event
     board = StatusBoard.create(folder / "status", 2)
     batcher: DynamicBatcher[Request] = DynamicBatcher(batching)
-    Dispatch(engine, server.info, batcher, generator, board, 0.0, clock).serve(front)
+    Dispatch(engine, server.info, batcher, generator, front, board, 0.0, clock).serve()
     board.close()

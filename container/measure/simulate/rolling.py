@@ -109,5 +109,5 @@ def serve(
     sampler = Sampler(model.vocab_size, torch.device("cpu"))
     trace = StepTrace(step_trace)
     core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, trace, largest, clock)
-    Leader(core, board, stopwatch, clock).serve(front, server.info)
+    Leader(core, server.info, front, board, stopwatch, clock).serve()
     board.close()

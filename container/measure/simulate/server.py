@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from container.errors import UserError
 from container.explain import check as checking
 from container.explain.prediction.memory import predict_dynamic, predict_rolling, read_model
 from container.explain.resolve import CannotServe, resolve
@@ -20,8 +21,8 @@ from lmi_server.properties import loader
 _HANDLER = "user handlers cannot be simulated: the run time of their code is unknown"
 
 
-class CannotSimulateError(Exception):
-    """The simulation is not possible. The message is for users."""
+class CannotSimulateError(UserError):
+    """The simulation is not possible."""
 
 
 @dataclass(frozen=True, slots=True)

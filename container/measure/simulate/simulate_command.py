@@ -11,7 +11,6 @@ import click
 from rich.text import Text
 
 from container.explain.check_command import named_target
-from container.explain.resolve import CannotServe
 from container.explain.target import this_machine
 from container.machine import detect
 from container.measure.bench.choice import LoadChoice
@@ -36,7 +35,6 @@ from container.measure.simulate.server import CannotSimulateError, read_server
 from container.measure.simulate.simulation import simulate as run_simulation
 from container.progress import view_for
 from container.run import launch
-from lmi_server.properties.problems import PropertiesError
 
 _DEFAULT = replace(PRESETS["aws-1"], name="")
 
@@ -100,8 +98,6 @@ def simulate(
         price_list = [Price(name, price_per_hour)] if price_per_hour else read_prices(prices, name)
     except (BenchError, CannotSimulateError) as error:
         raise click.UsageError(str(error)) from error
-    except (PropertiesError, CannotServe) as error:
-        raise click.ClickException(str(error)) from error
 
     view, ended, total = view_for(sys.stderr), itertools.count(1), scenario.workload.num_requests
     view.start(f"simulating {scenario.arrivals.describe(total)}")

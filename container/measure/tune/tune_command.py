@@ -13,9 +13,7 @@ from pathlib import Path
 
 import click
 
-from container.errors import BadVariable
 from container.explain.check_command import named_target
-from container.explain.resolve import CannotServe
 from container.explain.target import ServingTarget, this_machine
 from container.machine import Machine, detect
 from container.measure.bench.choice import LoadChoice
@@ -30,7 +28,7 @@ from container.measure.bench.options import (
 from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchError
 from container.measure.compare.compare_command import DEFAULT_LOAD
-from container.measure.compare.configurations import BadConfiguration, NamedPath, names_for
+from container.measure.compare.configurations import NamedPath, names_for
 from container.measure.compare.derive import file_of, rewrite
 from container.measure.compare.plan import Plan
 from container.measure.compare.report import Provenance, make_provenance
@@ -39,13 +37,14 @@ from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.server_process import (
     ServerFailed,
     environment_for_servers,
+    logs_folder,
     server_starter,
     with_logs,
 )
 from container.measure.output import (
-    as_json,
     bullets,
     json_option,
+    plain_json,
     require_writable,
     show,
     write_all,
@@ -63,23 +62,11 @@ from container.measure.tune.search import shortlist
 from container.measure.tune.space import SearchSpace, read_settings
 from container.measure.tune.tuning import Explorer, Tuning
 from container.models import files as model_files
-from container.models.files import ModelNotAvailable
 from container.progress import view_for
 from lmi_server.properties import loader
-from lmi_server.properties.problems import PropertiesError
 
 _SUFFIX = ".tuned"
 _NUM_VERIFIED = 3
-_NO_LOGS_NEEDED = (
-    CannotSimulateError,
-    BenchError,
-    BadConfiguration,
-    CannotServe,
-    ModelNotAvailable,
-    PropertiesError,
-    BadVariable,
-)
-"""Errors whose cause no server's log shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,18 +198,8 @@ def tune(
     environ = environment_for_servers()
     machine = detect(environ)
     provenance = make_provenance(shlex.join(["lmi", *sys.argv[1:]]), machine)
-    logs = Path(tempfile.mkdtemp(prefix="lmi-tune-logs-"))
-    try:
-        with stoppable("stopped; nothing was written"):
-            tuning = _tune(options, environ, machine, logs)
-    except (NoMetrics, ServerFailed) as error:
-        raise click.ClickException(with_logs(str(error), logs)) from error
-    except _NO_LOGS_NEEDED as error:
-        shutil.rmtree(logs)
-        raise click.ClickException(str(error)) from error
-    except SystemExit:
-        shutil.rmtree(logs)
-        raise
+    with stoppable("stopped; nothing was written"), logs_folder("lmi-tune-logs-") as logs:
+        tuning = _tune(options, environ, machine, logs)
     try:
         _publish(tuning, provenance, output, report_path, json_path)
     finally:
@@ -293,7 +270,7 @@ def _publish(
     """Print the result and write the files."""
     section = report.section(tuning)
     show(section.tables, bullets(section.bullets), json_path)
-    document = as_json(report.json_values(tuning, provenance, section))
+    document = plain_json(report.json_values(tuning, provenance, section))
 
     def write_configuration() -> None:
         if tuning.failure or not tuning.goal_is_met or tuning.best is tuning.baseline:

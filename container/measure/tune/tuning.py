@@ -91,7 +91,7 @@ class Explorer:
         def locate(source: ModelSource) -> Path | None:
             return self.model or model_files.locate(source)
 
-        report = checking.check(path, self.environ, self.target.machine, locate, target=self.target)
+        report = checking.check(path, self.environ, self.target, locate)
         return {value.key: value.value for value in report.values}
 
     def _explore(self, space: SearchSpace, times: TimesOf, most: int) -> None:

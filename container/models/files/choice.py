@@ -14,6 +14,7 @@ from container.models.errors import ModelNotAvailable
 from container.models.files.remote import RemoteFile, Snapshot
 from container.models.gguf_names import SUFFIX, has_quantization, is_first, parts_of
 from engines.models import gguf_index
+from lmi_server.values.show import few
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -225,8 +226,6 @@ def _shards(where: str, index: Path) -> set[str]:
 
 def short_list(paths: Iterable[str]) -> str:
     """Return at most three of the names, and the number of the others."""
-    names = sorted(paths)
-    text = ", ".join(
-        name if name.isprintable() and len(name) < 120 else safe_repr(name) for name in names[:3]
+    return few(
+        sorted(paths), 3, lambda name: name if name.isprintable() and len(name) < 120 else safe_repr(name)
     )
-    return text if len(names) <= 3 else f"{text} and {len(names) - 3} more"

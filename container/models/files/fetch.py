@@ -39,9 +39,9 @@ from container.models.files.remote import (
     Verification,
 )
 from container.models.files.retry import Throttled, ThrottleWaits
-from container.models.files.safetensors_headers import require_complete
 from container.models.publish import cannot_write, disk_bytes, flush, locked, publish, require_space
 from container.progress import ProgressView
+from engines.models.weight_files import read_header
 
 _RESERVE_BYTES = 64 << 20
 """Disk space left free for other programs."""
@@ -285,7 +285,7 @@ class _Fetch:
             )
         if choice.is_safetensors(file.path):
             try:
-                require_complete(unfinished)
+                read_header(unfinished)
             except SafetensorError as error:
                 raise ModelNotAvailable(
                     f"{where} is not a complete safetensors file: {error}; upload it again"

@@ -11,33 +11,33 @@ from container.models.files import choice
 from container.models.files.base import Scheme
 from container.models.files.remote import RemoteFile, Snapshot
 from container.models.files.s3.manifest import MANIFEST
-from container.models.files.safetensors_headers import require_complete
 from container.progress import ProgressView
 from engines.git_lfs import pointer_problem
 from engines.models import gguf_index
+from engines.models.weight_files import read_header
 from lmi_server.config import ModelSource
 
 
 def weights_problem(folder: Path) -> str | None:
     """Return in one sentence why the weights in a model's folder cannot be loaded; None if they are complete.
 
-    Reads the index and the headers of `weight_files`. Of a GGUF file it only checks the size.
+    Reads the index and the headers of `checked_weight_files`. Of a GGUF file it only checks the size.
     """
     if (index := gguf_index.read_index(folder)) is not None:
         return index.problem or None
     try:
-        files = weight_files(folder)
+        files = checked_weight_files(folder)
     except ModelNotAvailable as error:
         return str(error)
     for file in files:
         try:
-            require_complete(file)
+            read_header(file)
         except SafetensorError as error:
             return pointer_problem(file) or f"{file} is not a complete safetensors file: {error}"
     return None
 
 
-def weight_files(folder: Path) -> list[Path]:
+def checked_weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of the model in a folder, without other copies of its weights.
 
     The rules are the same as for fetched models: safetensors, all files of the index. Raises ModelNotAvailable.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import nn
 
@@ -12,24 +9,6 @@ import lmi_kernels
 from engines.layers.collectives import all_reduce
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from engines.parallel import Communicator
-from lmi_kernels.cpu import Product
-
-
-class Linear:
-    """A packed weight as a reusable callable."""
-
-    def __init__(self, weight: lmi_kernels.LinearWeight) -> None:
-        self._compute: Callable[[torch.Tensor], torch.Tensor]
-        if weight.native is not None:
-            self._compute = Product(weight.native)
-        elif weight.gated is not None:
-            self._compute = partial(lmi_kernels.gated_linear, weight=weight)
-        else:
-            self._compute = partial(lmi_kernels.linear, weight=weight)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., inputs] -> [rows, outputs]."""
-        return self._compute(x.reshape(-1, x.shape[-1]))
 
 
 class PackedLinear(nn.Module):
@@ -38,12 +17,12 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: lmi_kernels.LinearWeight, comm: Communicator | None = None) -> None:
         """comm: ranks to sum the results over; None: no sum."""
         super().__init__()
-        self._linear = Linear(weight)
+        self._weight = weight
         self._comm = comm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., inputs] -> [..., outputs]."""
-        y = self._linear(x)
+        y = lmi_kernels.linear(x.reshape(-1, x.shape[-1]), self._weight)
         if self._comm is not None:
             y = all_reduce(y, self._comm)
         return y.view(*x.shape[:-1], -1)
@@ -53,7 +32,7 @@ class FusedLinears:
     """Linear layers with a shared input, computed as one. The first call computes the results of all of them."""
 
     def __init__(self, weight: lmi_kernels.LinearWeight, widths: list[int]) -> None:
-        self._linear = Linear(weight)
+        self._weight = weight
         self._widths = widths
         self._input: torch.Tensor | None = None
         self._results: dict[int, torch.Tensor] = {}
@@ -61,7 +40,7 @@ class FusedLinears:
     def result(self, x: torch.Tensor, index: int) -> torch.Tensor:
         """Return the result of linear layer `index`. Each result can be taken once."""
         if x is not self._input or index not in self._results:
-            y = self._linear(x).view(*x.shape[:-1], -1)
+            y = lmi_kernels.linear(x.reshape(-1, x.shape[-1]), self._weight).view(*x.shape[:-1], -1)
             self._input, self._results = x, dict(enumerate(torch.split(y, self._widths, -1)))
         found = self._results.pop(index)
         if not self._results:
@@ -112,11 +91,11 @@ class PackedMlp(nn.Module):
     def __init__(self, gate_up: lmi_kernels.LinearWeight, down: PackedLinear) -> None:
         """gate_up: packed as gated."""
         super().__init__()
-        self._gate_up = Linear(gate_up)
+        self._gate_up = gate_up
         self._down = down
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., hidden] -> the same."""
-        middle = self._gate_up(x)
+        middle = lmi_kernels.gated_linear(x.reshape(-1, x.shape[-1]), self._gate_up)
         y: torch.Tensor = self._down(middle.view(*x.shape[:-1], -1))
         return y

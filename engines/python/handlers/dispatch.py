@@ -41,18 +41,20 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
     """
 
     _output_type = InvocationOutput
+    _message_type = InvocationOutputs
 
     def __init__(
         self,
         config: HandlerEngineConfig,
         info: EngineInfo,
         start_worker: Callable[[int], HandlerProcess],
+        front: Front,
         board: StatusBoard,
         clock: Callable[[], float],
     ) -> None:
         """start_worker: starts the worker with a given number."""
         metrics = DispatcherMetrics("lmi_worker_restarts_total")
-        super().__init__(info, DynamicBatcher(config.batching), metrics, board, clock)
+        super().__init__(info, DynamicBatcher(config.batching), metrics, front, board, clock)
         self._config = config
         self._start_worker = start_worker
         self._slots: list[Slot] = []
@@ -62,45 +64,44 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         """Earliest time at which more workers may be started."""
         self._was_ready = False
 
-    def serve(self, front: Front) -> None:
+    def serve(self) -> None:
         """Start the workers, and serve requests until a `Drain` is complete.
 
         Raises:
             EngineFailed: the handler cannot be loaded, or workers crash repeatedly.
         """
         for _ in range(self._config.handler.min_workers):
-            self._add_slot(front)
+            self._add_slot()
         try:
             while not self._is_drained():
-                for client, message in front.receive(
-                    self._wait_seconds(slot.stuck_at for slot in self._slots)
-                ):
-                    self._handle(front, client, message)
+                timeout = self._wait_seconds(slot.stuck_at for slot in self._slots)
+                for client, message in self._front.receive(timeout):
+                    self._handle(client, message)
                 for slot in list(self._slots):
-                    self._read(front, slot)
+                    self._read(slot)
                 if self._was_paused():
                     for slot in self._slots:
                         slot.postpone(self._clock() + REACTION_SECONDS)
                 for slot in list(self._slots):
-                    self._kill_if_stuck(front, slot)
+                    self._kill_if_stuck(slot)
                 self._start_calls()
-                self._scale_workers(front)
+                self._scale_workers()
                 self._board.beat(DISPATCHER)
-            self._fail_unfinished(front)
+            self._fail_unfinished()
             for slot in self._slots:
-                front.unwatch(slot.process.fileno())
+                self._front.unwatch(slot.process.fileno())
         finally:
             for slot in self._slots:
                 slot.process.close()
 
     # Messages from web processes and the supervisor
 
-    def _handle(self, front: Front, client: bytes, message: ToEngine) -> None:
+    def _handle(self, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Invoke):
             num_bytes = sum(len(data) for _, data in message.invocation.content)
-            self._submit(front, client, message.invocation, num_bytes=num_bytes)
+            self._submit(client, message.invocation, num_bytes=num_bytes)
         else:
-            super()._handle(front, client, message)
+            super()._handle(client, message)
 
     def _check(self, request: Invocation) -> None:
         """Accept every request. Requests wait while workers are started."""
@@ -123,14 +124,14 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
 
     # Workers: messages, crashes and restarts
 
-    def _read(self, front: Front, slot: Slot) -> None:
+    def _read(self, slot: Slot) -> None:
         try:
             for message in slot.process.receive(0.0):
                 match message:
                     case Answered(outputs):
-                        self._send(front, slot, outputs)
+                        self._send(slot, outputs)
                     case CallDone(request_ids, failed):
-                        self._end_call(front, slot, request_ids, failed)
+                        self._end_call(slot, request_ids, failed)
                     case Ready() as ready:
                         self._set_ready(slot, ready)
                     case CannotLoad(cause):
@@ -138,12 +139,12 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                         if not self._was_ready:
                             raise EngineFailed(cause)
                         slot.process.kill()
-                        self._handle_worker_exit(front, slot, RequestFailed(cause))
+                        self._handle_worker_exit(slot, RequestFailed(cause))
                         return
         except WorkerProcessEnded as end:
-            self._handle_worker_exit(front, slot, RequestFailed(f"the handler's process ended: {end}"))
+            self._handle_worker_exit(slot, RequestFailed(f"the handler's process ended: {end}"))
 
-    def _kill_if_stuck(self, front: Front, slot: Slot) -> None:
+    def _kill_if_stuck(self, slot: Slot) -> None:
         """Cancel the late calls of an asynchronous handler. Otherwise kill and restart a worker that is late."""
         now = self._clock()
         if slot.stuck_at is None or now < slot.stuck_at:
@@ -163,14 +164,14 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                     f"the handler did not stop within {REACTION_SECONDS:g} s of a cancellation"
                 )
             slot.process.kill()
-            self._handle_worker_exit(front, slot, error)
+            self._handle_worker_exit(slot, error)
             return
         for name in timed_out:
             slot.calls[name] = now + REACTION_SECONDS
             slot.process.forget(name)
-        self._send(front, slot, [InvocationOutput.failed(name, error) for name in timed_out])
+        self._send(slot, [InvocationOutput.failed(name, error) for name in timed_out])
 
-    def _handle_worker_exit(self, front: Front, slot: Slot, error: EngineError) -> None:
+    def _handle_worker_exit(self, slot: Slot, error: EngineError) -> None:
         """Restart a worker whose process is gone. A request that was alone in the worker gets the error.
 
         A worker beyond `min_workers` that could not load the handler, or one that cannot be restarted, is removed.
@@ -181,7 +182,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         logger.error("worker %d ended with %d requests: %s", slot.number, len(slot.running), error)
         if slot.loading and len(self._slots) > self._config.handler.min_workers:
             self._grow_at = self._clock() + GROW_AGAIN_SECONDS
-            self._drop_slot(front, slot)
+            self._drop_slot(slot)
             return
         if slot.calls:
             slot.deaths = 0
@@ -195,33 +196,33 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         # Set the state before any error is sent: a client that retries at once must not find the server ready.
         self._report_state(f"a worker is being restarted: {error}")
         try:
-            self._restart_process(front, slot.process)
+            self._restart_process(slot.process)
         except _CANNOT_START as cause:
             self._slots.remove(slot)
             self._grow_later(cause)
         if was_alone:
-            self._send(front, slot, [InvocationOutput.failed(name, error) for name in slot.running])
-        self._retry_alone(front, slot, list(slot.running))
+            self._send(slot, [InvocationOutput.failed(name, error) for name in slot.running])
+        self._retry_alone(slot, list(slot.running))
 
-    def _end_call(self, front: Front, slot: Slot, request_ids: list[str], failed: bool) -> None:
+    def _end_call(self, slot: Slot, request_ids: list[str], failed: bool) -> None:
         unanswered = [name for name in request_ids if name in slot.running]
         if failed:
-            self._retry_alone(front, slot, unanswered)
+            self._retry_alone(slot, unanswered)
         else:
             error = RequestFailed("the handler returned without a response")
-            self._send(front, slot, [InvocationOutput.failed(name, error) for name in unanswered])
+            self._send(slot, [InvocationOutput.failed(name, error) for name in unanswered])
         for name in request_ids:
             slot.calls.pop(name, None)
         slot.runs_alone = False
         slot.deaths = 0
         slot.idle_since = self._clock()
 
-    def _retry_alone(self, front: Front, slot: Slot, request_ids: list[str]) -> None:
+    def _retry_alone(self, slot: Slot, request_ids: list[str]) -> None:
         """Queue the requests of a failed call to run alone. Requests whose response has begun fail instead."""
         answering = [name for name in request_ids if slot.running[name].answering]
         self._to_retry_alone.extend(slot.running.pop(name) for name in request_ids if name not in answering)
         error = RequestFailed("the handler's process ended while sending the response")
-        self._send(front, slot, [InvocationOutput.failed(name, error) for name in answering])
+        self._send(slot, [InvocationOutput.failed(name, error) for name in answering])
 
     def _set_ready(self, slot: Slot, ready: Ready) -> None:
         logger.info("worker %d is ready", slot.number)
@@ -242,18 +243,18 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         ready = not all(slot.loading for slot in self._slots)
         self._set_state(EngineState.READY if ready else EngineState.STARTING, "" if ready else reason)
 
-    def _add_slot(self, front: Front, load_deadline: float | None = None) -> None:
+    def _add_slot(self, load_deadline: float | None = None) -> None:
         number = min(set(range(len(self._slots) + 1)) - {slot.number for slot in self._slots})
         slot = Slot(self._start_worker(number), number, load_deadline=load_deadline)
         self._slots.append(slot)
-        front.watch(slot.process.fileno())
+        self._front.watch(slot.process.fileno())
 
-    def _drop_slot(self, front: Front, slot: Slot) -> None:
-        front.unwatch(slot.process.fileno())
+    def _drop_slot(self, slot: Slot) -> None:
+        self._front.unwatch(slot.process.fileno())
         slot.process.close()
         self._slots.remove(slot)
 
-    def _scale_workers(self, front: Front) -> None:
+    def _scale_workers(self) -> None:
         """Start another worker if one is missing or requests wait for one. Stop workers that are idle for too long."""
         settings = self._config.handler
         now = self._clock()
@@ -262,7 +263,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         if len(self._slots) < settings.min_workers or (has_waiting and is_full):
             if len(self._slots) < settings.max_workers and now >= self._grow_at:
                 try:
-                    self._add_slot(front, now + settings.loading_timeout)
+                    self._add_slot(now + settings.loading_timeout)
                 except _CANNOT_START as cause:
                     self._grow_later(cause)
             return
@@ -270,7 +271,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             num_loaded = sum(not each.loading for each in self._slots)
             idle_too_long = now - slot.idle_since >= settings.max_idle_seconds
             if slot.idle and idle_too_long and num_loaded > settings.min_workers:
-                self._drop_slot(front, slot)
+                self._drop_slot(slot)
 
     def _grow_later(self, cause: Exception) -> None:
         logger.warning("a worker cannot be started now: %s", cause)
@@ -311,7 +312,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         slot.running |= by_id
         slot.process.run([each.invocation for each in batch])
 
-    def _send(self, front: Front, slot: Slot, outputs: list[InvocationOutput]) -> None:
+    def _send(self, slot: Slot, outputs: list[InvocationOutput]) -> None:
         """Count and send outputs. Outputs of aborted requests are dropped."""
         sent, finished = [], []
         for output in outputs:
@@ -324,10 +325,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                 self._metrics.observe_end(output.error_kind)
                 del slot.running[output.id]
                 finished.append(output.id)
-        self._send_all(front, sent, finished)
-
-    def _deliver(self, front: Front, client: bytes, outputs: list[InvocationOutput]) -> bool:
-        return front.send(client, InvocationOutputs(outputs))
+        self._send_all(sent, finished)
 
     def _gauges(self) -> dict[str, float]:
         return {

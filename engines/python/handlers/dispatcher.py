@@ -31,7 +31,7 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
 
     front = Front(arguments.address)
     try:
-        HandlerDispatch(config, _info(config), start_worker, board, time.monotonic).serve(front)
+        HandlerDispatch(config, _info(config), start_worker, front, board, time.monotonic).serve()
     finally:
         front.close()
 

@@ -103,12 +103,12 @@ class Stages:
     def _toolkit(self, inputs: Input, content_type: str, accept: str) -> Output:
         context = ToolkitContext(self._properties["model_dir"], content_type, accept)
         if transform := self._functions.get("transform_fn"):
-            body = _toolkit_body(inputs, content_type)
+            body = _toolkit_body(inputs)
             return _as_output(
                 _call(transform, self._model, body, content_type, accept, context=context), accept
             )
         if read := self._functions.get("input_fn"):
-            data = _call(read, _toolkit_body(inputs, content_type), content_type, context=context)
+            data = _call(read, _toolkit_body(inputs), content_type, context=context)
         else:
             data = self._decoded(inputs, content_type)
         result = _call(self._functions["predict_fn"], self._table(data), self._model, context=context)
@@ -162,9 +162,10 @@ def _call(function: Function, *arguments: Any, context: ToolkitContext) -> Any:
     return function(*arguments)
 
 
-def _toolkit_body(inputs: Input, content_type: str) -> Any:
+def _toolkit_body(inputs: Input) -> Any:
     """Return the body as the toolkit passes it to functions. Raises `ValueError` if a text is not UTF-8."""
-    return inputs.get_as_string() if media_type(content_type) in _TEXT else inputs.get_as_bytes()
+    is_text = media_type(inputs.get_property("Content-Type")) in _TEXT
+    return inputs.get_as_string() if is_text else inputs.get_as_bytes()
 
 
 def _response_type(accept: str, content_type: str) -> str:

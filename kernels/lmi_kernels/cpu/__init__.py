@@ -1,7 +1,7 @@
 """Native CPU kernels. Weights are stored in panels, and a team of threads runs a program of operations in one call."""
 
 from lmi_kernels.cpu.binding import Recording, bind
-from lmi_kernels.cpu.eager import Product, RmsNorm
+from lmi_kernels.cpu.eager import RmsNorm
 from lmi_kernels.cpu.eager_attention import LayerAttention
 from lmi_kernels.cpu.layout import StepInput
 from lmi_kernels.cpu.recorder import NotRecorded, Recorder, Rows
@@ -14,7 +14,6 @@ __all__ = [
     "LayerAttention",
     "NotRecorded",
     "OpKind",
-    "Product",
     "Recorder",
     "Recording",
     "RmsNorm",

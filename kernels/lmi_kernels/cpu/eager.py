@@ -4,47 +4,34 @@ from __future__ import annotations
 
 import torch
 
-from lmi_kernels.cpu.structs import Embed, Linear, Norm, Step
+from lmi_kernels.cpu.structs import Embed, Norm, Step
 from lmi_kernels.cpu.team import Program, Team, shared_team
 from lmi_kernels.cpu.weight import NativeWeight, padded
 
 
-class Product:
-    """Matrix product with a weight, as a reusable operation. Making the operation can take longer than the product."""
+def multiply(x: torch.Tensor, weight: NativeWeight) -> torch.Tensor:
+    """Multiply rows by a weight. x: [num_rows, in_features] -> [num_rows, out_features], fp32. Not thread-safe.
 
-    def __init__(self, weight: NativeWeight) -> None:
-        self._weight = weight
-        self._linear = Linear(weight=weight.handle, **weight.epilogue)
-        self._program, self._step = Program([self._linear]), Step(num_rows=-1)
-        # The result of a gated weight has whole panels.
-        self._width = padded(weight.width) if weight.gated else weight.width
-        self._scratch: list[tuple[str, int, torch.dtype]] = []
-        """Field, size and dtype of each scratch buffer, for the number of rows in the last call."""
+    For a gated weight return activation(gate) * up, [num_rows, out_features / 2].
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply by the weight. x: [num_rows, in_features] -> [num_rows, out_features], fp32.
-
-        For a gated weight return activation(gate) * up, [num_rows, out_features / 2].
-
-        Raises:
-            ValueError: x has another width than the weight.
-            RuntimeError: native kernels are no longer available.
-        """
-        team, linear, step, width = _team(), self._linear, self._step, self._weight.width
-        x = _as_rows(x)
-        self._weight.check_width(x)
-        num_rows = x.shape[0]
-        y = torch.empty(num_rows, self._width)
-        if step.num_rows != num_rows:
-            step.num_rows = num_rows
-            sizes = self._weight.scratch_sizes(num_rows)
-            self._scratch = [(name, size, dtype) for name, (size, dtype) in sizes.items()]
-        for name, size, dtype in self._scratch:
-            setattr(linear, name, team.scratch(name, size, dtype).data_ptr())
-        linear.x, linear.x_stride = x.data_ptr(), x.stride(0)
-        linear.y, linear.y_stride = y.data_ptr(), self._width
-        team.run(self._program, step)
-        return y if self._width == width else y[:, :width].contiguous()
+    Raises:
+        ValueError: x has another width than the weight.
+        RuntimeError: native kernels are no longer available.
+    """
+    team, (linear, program, step) = _team(), weight.product
+    x = _as_rows(x)
+    weight.check_width(x)
+    num_rows, width = x.shape[0], weight.width
+    # The result of a gated weight has whole panels.
+    columns = padded(width) if weight.gated else width
+    y = torch.empty(num_rows, columns)
+    for name, (size, dtype) in weight.scratch_sizes(num_rows).items():
+        setattr(linear, name, team.scratch(name, size, dtype).data_ptr())
+    linear.x, linear.x_stride = x.data_ptr(), x.stride(0)
+    linear.y, linear.y_stride = y.data_ptr(), columns
+    step.num_rows = num_rows
+    team.run(program, step)
+    return y if columns == width else y[:, :width].contiguous()
 
 
 class RmsNorm:
@@ -57,7 +44,7 @@ class RmsNorm:
         self._program, self._step = Program([self._norm]), Step()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise rows. x: [num_rows, width] -> [num_rows, width], fp32. Raises RuntimeError: see `Product`."""
+        """Normalise rows. x: [num_rows, width] -> [num_rows, width], fp32. Raises RuntimeError: see `multiply`."""
         x, norm = _as_rows(x), self._norm
         y = torch.empty_like(x)
         norm.x, norm.x_stride = x.data_ptr(), x.stride(0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
-from lmi_kernels.cpu.structs import STORAGES, Epilogue, Function, Storage
-from lmi_kernels.cpu.team import Team
+from lmi_kernels.cpu.structs import STORAGES, Epilogue, Function, Linear, Step, Storage
+from lmi_kernels.cpu.team import Program, Team
 
 _LANES = 16
 """Alignment of rows in numbers: 64 bytes."""
@@ -71,6 +72,9 @@ class NativeWeight:
             raise ValueError(f"a weight of {dtype} cannot be stored as {storage.name}")
         self.out_features, self.in_features = sum(map(len, blocks)), blocks[0].shape[1]
         self.gate = gate
+        self.gated = gate is not None
+        self.width = self.out_features // 2 if self.gated else self.out_features
+        """Width of the product's rows, after the epilogue."""
         self.storage = storage
         columns = self._padded_columns if self.gated else self.out_features
         handle = library.weight_new(columns, self.in_features, self.storage, bias is not None)
@@ -83,20 +87,17 @@ class NativeWeight:
             raise MemoryError(f"no memory to quantise a weight of {self.out_features} x {self.in_features}")
 
     @property
-    def gated(self) -> bool:
-        return self.gate is not None
-
-    @property
-    def width(self) -> int:
-        """Width of the product's rows, after the epilogue."""
-        return self.out_features // 2 if self.gated else self.out_features
-
-    @property
     def epilogue(self) -> dict[str, int]:
         """Fields of the product's struct for its epilogue."""
         if self.gate is None:
             return {"epilogue": Epilogue.STORE}
         return {"epilogue": Epilogue.ACTIVATE_AND_MUL, "gate": self.gate}
+
+    @cached_property
+    def product(self) -> tuple[Linear, Program, Step]:
+        """The product as a program, and its step. Kept, because making them can take longer than the product."""
+        linear = Linear(weight=self.handle, **self.epilogue)
+        return linear, Program([linear]), Step()
 
     def check_width(self, x: torch.Tensor) -> None:
         """Raise ValueError if rows, [num_rows, width], have another width than the weight."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from lmi_kernels._triton import runs_triton
-from lmi_kernels.cpu.eager import Product
+from lmi_kernels.cpu.eager import multiply
 from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import shared_team
@@ -95,7 +95,7 @@ def linear(x: torch.Tensor, weight: LinearWeight, add_to: torch.Tensor | None = 
         add_to += linear(x, weight)
         return add_to
     if weight.native is not None:
-        return x.recorder.linear(x, weight.native) if isinstance(x, Rows) else Product(weight.native)(x)
+        return x.recorder.linear(x, weight.native) if isinstance(x, Rows) else multiply(x, weight.native)
     if weight.packed is not None:
         y: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, weight.packed)
         return y

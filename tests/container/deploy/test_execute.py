@@ -57,6 +57,26 @@ def test_a_call_that_was_accepted_although_its_answer_was_lost_is_not_undone(
     ]
 
 
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        ("Deleting", "the endpoint is being deleted: deploy again when it is gone"),
+        ("Failed", "delete the failed endpoint first: aws sagemaker delete-endpoint --endpoint-name chat"),
+    ],
+)
+def test_an_endpoint_that_will_not_be_in_service_does_not_accept_the_call(
+    status: str, advice: str, deployment: Deployment
+) -> None:
+    """An endpoint that was deployed before from the same files has the same configuration."""
+    client = FakeClient(
+        {"EndpointConfigName": deployment.config_name, "EndpointStatus": status},
+        create_endpoint="Cannot create already existing endpoint",
+    )
+    with pytest.raises(CannotDeploy, match=f"already existing endpoint; {advice}$"):
+        execute(deployment, client, SHELL, lambda line: None)
+    assert [method for method, _ in client.calls[-2:]] == ["delete_endpoint_config", "delete_model"]
+
+
 def test_a_failed_rollback_is_reported(deployment: Deployment) -> None:
     messages: list[str] = []
     with pytest.raises(CannotDeploy, match=r"create_endpoint_config: .*bad"):

@@ -10,7 +10,7 @@ from typing import Any
 from container.explain.check import check
 from container.explain.prediction.memory import MemoryPrediction
 from container.explain.report import CheckReport
-from container.explain.target import ServingTarget, device_target
+from container.explain.target import ServingTarget, device_target, this_machine
 from container.machine import Machine
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource, ServerConfig
 from tests.support.model_files import EMPTY_SAFETENSORS
@@ -79,7 +79,7 @@ def check_model(
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps(config))
     (folder / "serving.properties").write_text(f"option.model_id={model}\n{text}")
-    return check(folder, {}, CPU_MACHINE, target=target, length=length)
+    return check(folder, {}, target or this_machine(CPU_MACHINE), length=length)
 
 
 def predict(

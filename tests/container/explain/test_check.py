@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from container.explain.check import CheckReport, check
+from container.explain.target import this_machine
 from container.models.files.bundled import BUNDLED_MODEL
 from lmi_server.config import ModelSource
 from tests.container.explain.questions import CPU_MACHINE as CPU
@@ -32,7 +33,7 @@ def model(tmp_path: Path) -> Path:
 
 def check_text(folder: Path, text: str, environ: dict[str, str] | None = None) -> CheckReport:
     (folder / "serving.properties").write_text(text)
-    return check(folder, environ or {}, CPU)
+    return check(folder, environ or {}, this_machine(CPU))
 
 
 def value_line(report: CheckReport, key: str) -> list[str]:
@@ -49,7 +50,7 @@ def value_line(report: CheckReport, key: str) -> list[str]:
     ],
 )
 def test_the_aws_files_are_valid_but_cannot_be_served_here(name: str, model: str, reason: str) -> None:
-    report = check(EXAMPLES / name, {}, CPU, nowhere)
+    report = check(EXAMPLES / name, {}, this_machine(CPU), nowhere)
     assert (report.exit_code, report.can_serve) == (0, False)
     assert report.model == f"{model}: not on this disk; `lmi serve` or `lmi prepare` fetches it once"
     last = report.render().splitlines()[-1]
@@ -66,7 +67,7 @@ def test_a_model_without_a_tokenizer_cannot_be_served(model: Path) -> None:
     "folder", sorted(path.parent for path in EXAMPLES.glob("*/serving.properties")), ids=str
 )
 def test_every_line_of_the_file_is_explained(folder: Path) -> None:
-    report = check(folder, {}, CPU, nowhere)
+    report = check(folder, {}, this_machine(CPU), nowhere)
     text = (folder / "serving.properties").read_text()
     assert [line.line for line in report.lines] == list(range(1, len(text.splitlines()) + 1))
     assert all(len(line.explanation) > 20 for line in report.lines)
@@ -75,23 +76,25 @@ def test_every_line_of_the_file_is_explained(folder: Path) -> None:
 
 def test_a_model_that_is_not_on_this_disk_is_not_said_to_be_servable(tmp_path: Path) -> None:
     environ = {"HF_MODEL_ID": "owner/model"}
-    report = check(tmp_path, environ, CPU, nowhere, describe=nowhere)
+    report = check(tmp_path, environ, this_machine(CPU), nowhere, describe=nowhere)
     verdict = "can serve here: unknown: the model is not on this disk; --remote reads its config.json"
     assert (report.render().splitlines()[-1], report.exit_code) == (verdict, 0)
     assert json.loads(report.to_json())["can_serve"] is None
-    described = check(tmp_path, environ, CPU, nowhere, describe=lambda source: make_model(tmp_path / "d"))
+    described = check(
+        tmp_path, environ, this_machine(CPU), nowhere, describe=lambda source: make_model(tmp_path / "d")
+    )
     assert described.can_serve
     assert "the model's files are not on this disk, so they were not checked" in described.notes
 
 
 def test_the_bundled_model_can_be_checked_once_it_is_prepared(model: Path) -> None:
-    before = check(EXAMPLES / "smollm2-rolling", {}, CPU, nowhere)
+    before = check(EXAMPLES / "smollm2-rolling", {}, this_machine(CPU), nowhere)
     assert (before.can_serve, before.exit_code) == (None, 0)
     assert f"{BUNDLED_MODEL}: bundled with this installation" in before.model
     assert (
         before.verdict == "can serve here: unknown: the model is not prepared yet; `lmi prepare` prepares it"
     )
-    after = check(EXAMPLES / "smollm2-rolling", {}, CPU, lambda source: model)
+    after = check(EXAMPLES / "smollm2-rolling", {}, this_machine(CPU), lambda source: model)
     assert after.can_serve
     assert f"ready in {model}" in after.model
 
@@ -162,8 +165,9 @@ def refuse(*args, **kwargs): raise SystemExit("a socket was opened")
 socket.socket.connect = refuse
 from container.explain.check import check
 from container.explain.models_command import known_models
+from container.explain.target import this_machine
 from container.machine import detect
-refused = [check(Path(folder), {}, detect(os.environ)).can_serve is False for folder in sys.argv[1:]]
+refused = [check(Path(folder), {}, this_machine(detect(os.environ))).can_serve is False for folder in sys.argv[1:]]
 heavy = {"torch", "transformers", "boto3", "flask", "huggingface_hub", "httpx2"}
 seconds = time.process_time() - start
 list(known_models())

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from container.cli import main
 from container.explain.check import check
-from container.explain.target import instance_target
+from container.explain.target import instance_target, this_machine
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
 from lmi_server.config import ModelSource
@@ -129,9 +129,7 @@ def test_the_download_of_a_model_counts_as_start_up_time(tmp_path: Path) -> None
     file = tmp_path / "serving.properties"
     file.write_text("option.model_id=s3://bucket/falcon/\noption.tensor_parallel_degree=8\n")
     target = instance_target("ml.g5.48xlarge")
-    report = check(
-        file, {}, CPU_MACHINE, lambda source: None, target=target, describe=lambda source: tmp_path
-    )
+    report = check(file, {}, target, lambda source: None, describe=lambda source: tmp_path)
     advice = "\n".join(report.advice)
     assert "model_data_download_timeout" not in advice
     # The server's own limit of 1200 s begins after the download.
@@ -178,15 +176,15 @@ def test_a_gpu_without_bf16_gives_a_warning_if_bf16_is_used(
 
 def test_an_alias_that_lmi_no_longer_reads_is_deprecated(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.s3url=s3://bucket/model/\n")
-    [line] = check(tmp_path, {}, CPU_MACHINE, lambda source: None, describe=lambda source: None).lines
+    [line] = check(
+        tmp_path, {}, this_machine(CPU_MACHINE), lambda source: None, describe=lambda source: None
+    ).lines
     assert line.explanation.startswith("deprecated: LMI no longer reads it. alias of option.model_id.")
 
 
 def test_hardware_cannot_be_checked_without_the_models_config() -> None:
     target = instance_target("ml.g5.48xlarge")
-    report = check(
-        AWS_EXAMPLE, {}, CPU_MACHINE, lambda source: None, target=target, describe=lambda source: None
-    )
+    report = check(AWS_EXAMPLE, {}, target, lambda source: None, describe=lambda source: None)
     assert report.exit_code == 3
     assert report.memory is None
     assert report.verdict.startswith("can serve on ml.g5.48xlarge: unknown: the model is not on this disk; ")

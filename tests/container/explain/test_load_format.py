@@ -9,6 +9,7 @@ import pytest
 
 from container.explain.check import check
 from container.explain.resolve import CannotServe, Resolved, resolve
+from container.explain.target import this_machine
 from container.machine import Machine
 from engines.config import MpiEngineConfig
 from lmi_server.config import EngineOptions, LmiConfig, ModelSource
@@ -58,7 +59,7 @@ def test_random_weights_that_do_not_fit_in_memory_are_refused() -> None:
 
 
 def test_check_reports_random_weights_and_a_byte_level_tokenizer() -> None:
-    text = check(EXAMPLE, {}, CPU).render()
+    text = check(EXAMPLE, {}, this_machine(CPU)).render()
     assert text.splitlines()[-1] == "can serve here: yes"
     assert "the weights are random, so responses are meaningless" in text
     assert "has no tokenizer; using a byte-level tokenizer" in text

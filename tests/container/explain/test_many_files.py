@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from container.explain.check import check
+from container.explain.target import this_machine
 from lmi_server.properties.options import by_name
 from tests.container.explain.questions import CPU_MACHINE, make_model
 from tests.support.paths import REPO_ROOT
@@ -54,7 +55,7 @@ def mistype(key: str, rng: random.Random) -> str:
 def suggestion(typo: str, folder: Path) -> str:
     """Return the key that `check` suggests for a mistyped one."""
     (folder / "serving.properties").write_text(f"{typo}=1\n")
-    report = check(folder, {}, CPU_MACHINE, lambda source: None)
+    report = check(folder, {}, this_machine(CPU_MACHINE), lambda source: None)
     assert report.exit_code == 1
     _, _, hint = report.problems[0].rpartition("did you mean ")
     return hint.removesuffix("?")
@@ -93,7 +94,7 @@ def test_valid_files_have_no_problems_and_warnings(tmp_path: Path) -> None:
     (model / "tokenizer.json").write_text("{}")
 
     def require_valid(file: Path) -> None:
-        report = check(file.parent, {}, CPU_MACHINE, lambda source: model)
+        report = check(file.parent, {}, this_machine(CPU_MACHINE), lambda source: model)
         assert (report.exit_code, report.problems, report.warnings) == (0, (), ()), file.read_text()
 
     for example in REPO_ROOT.glob("properties_examples/*/serving.properties"):

@@ -291,7 +291,7 @@ def test_file_bytes_of_a_gguf_model_are_those_of_its_gguf_files(tmp_path: Path) 
         (tmp_path / name).write_bytes(bytes(size))
     GgufIndex(str(tmp_path), sizes, "llama", 32, "float32", {}, 0.0, {}).save(model)
     (tmp_path / "serving.properties").write_text("option.model_id=owner/name\n")
-    start = check(tmp_path, {}, CPU_MACHINE, lambda source: model).start
+    start = check(tmp_path, {}, this_machine(CPU_MACHINE), lambda source: model).start
     assert start is not None
     assert start.file_bytes == 5000
 
@@ -301,7 +301,7 @@ def test_file_bytes_do_not_include_another_copy_of_the_weights(tmp_path: Path) -
     for name, size in (("model.safetensors", 3000), ("consolidated.safetensors", 3500)):
         (model / name).write_bytes(bytes(size))
     (tmp_path / "serving.properties").write_text("option.model_id=owner/name\n")
-    start = check(tmp_path, {}, CPU_MACHINE, lambda source: model).start
+    start = check(tmp_path, {}, this_machine(CPU_MACHINE), lambda source: model).start
     assert start is not None
     assert start.file_bytes == 3000
 
@@ -325,6 +325,6 @@ def test_sizes_have_three_digits_and_no_exponent(count: int, text: str) -> None:
 
 
 def test_long_times_to_load_a_model_have_no_exponent(tmp_path: Path) -> None:
-    report = check(make_model(tmp_path, SMALL), {}, CPU_MACHINE)
+    report = check(make_model(tmp_path, SMALL), {}, this_machine(CPU_MACHINE))
     slow = dataclasses.replace(report, start=StartPrediction(1_374_000_000_000, 1374.0, 2748.0))
     assert "about 1370 s to fetch, about 2750 s to load 1370 GB" in slow.render()

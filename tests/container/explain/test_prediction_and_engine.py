@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from container.explain.check import check
+from container.explain.target import this_machine
 from container.machine import Machine, detect
 from tests.support.plans import BLOCK_SIZE
 from tests.support.tiny_models import VOCAB_SIZE, make_runner, save_model
@@ -31,7 +32,7 @@ def test_predicted_weights_and_cache_match_the_engine(tmp_path: Path, kind: str,
     (model / "tokenizer.json").write_text("{}")
     (tmp_path / "serving.properties").write_text(f"option.model_id={model}\n")
     here = Machine(2, 4 * GIB, cpu_kernels=detect({}).cpu_kernels)
-    report = check(tmp_path, {}, here)
+    report = check(tmp_path, {}, this_machine(here))
     memory = report.memory
     assert memory is not None
     assert report.warnings == ()

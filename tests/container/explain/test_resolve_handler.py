@@ -10,7 +10,7 @@ import pytest
 
 from container.explain.check import check
 from container.explain.resolve import CannotServe, missing_modules, obstacles, resolve
-from container.explain.target import device_target
+from container.explain.target import device_target, this_machine
 from container.machine import Machine
 from engines.config import BatchConfig, HandlerEngineConfig
 from lmi_server.config import ServerConfig
@@ -155,11 +155,11 @@ def test_a_missing_module_is_found_without_running_the_file(
     make_model(folder)
     (folder / "tokenizer.json").write_text("{}")
     reason = f"{folder / 'model.py'}: line {line}: {MISSING}"
-    report = check(folder, {}, CPU)
+    report = check(folder, {}, this_machine(CPU))
     assert report.reasons == (reason,)
     with pytest.raises(CannotServe, match=re.escape(reason)):
         resolve(load(folder, {}).config, folder, CPU)
-    other = check(folder, {}, CPU, target=device_target("CPU", 1))
+    other = check(folder, {}, device_target("CPU", 1))
     assert (other.reasons, other.warnings) == ((), (reason,)), "its environment is unknown"
 
 
@@ -183,6 +183,14 @@ def test_a_module_that_may_be_there_is_not_called_missing(folder: Path, code: st
     assert missing_modules(load(folder, {}).config) == ()
 
 
+def test_the_modules_of_a_handler_in_a_package_are_not_called_missing(folder: Path) -> None:
+    """Its package may change `sys.path` first, or the modules that it imports with relative imports."""
+    (folder / "package").mkdir()
+    code = "from . import paths\nimport no_such\ndef handle(inputs): ...\n"
+    (folder / "model.py").rename(folder / "package" / "handler.py").write_text(code)
+    assert missing_modules(load(folder, {"OPTION_ENTRYPOINT": "package.handler"}).config) == ()
+
+
 def test_the_modules_of_a_requirements_file_are_not_called_missing(folder: Path) -> None:
     (folder / "requirements.txt").write_text("no-such\n")
     (folder / "model.py").write_text("import no_such\ndef handle(inputs): ...\n")
@@ -190,7 +198,7 @@ def test_the_modules_of_a_requirements_file_are_not_called_missing(folder: Path)
 
 
 def test_check_explains_a_handler(folder: Path) -> None:
-    report = check(folder, {}, CPU)
+    report = check(folder, {}, this_machine(CPU))
     assert report.can_serve
     assert any(line.explanation == "passed to the handler" for line in report.lines)
     text = report.render()
@@ -202,6 +210,6 @@ def test_check_leaves_the_options_of_an_invalid_handler_unchecked(folder: Path) 
     (folder / "model.py").write_text("import djl_python.huggingface\n\n\ndef handle(inputs): ...\n")
     with (folder / "serving.properties").open("a") as file:
         file.write("\noption.mine=x\n")
-    report = check(folder, {}, CPU)
+    report = check(folder, {}, this_machine(CPU))
     assert report.lines[-1].explanation == "not checked; the handler may use it"
     assert "unknown key" not in report.render()

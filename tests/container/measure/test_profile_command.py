@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from container.cli import main
 from container.machine import Machine
 from container.measure import profile_command
 from container.measure.output import Table
@@ -32,7 +33,7 @@ def test_more_than_the_kv_cache_holds_is_refused(
     sequences: int, context: int, tokens: int, properties: Path
 ) -> None:
     arguments = [str(properties), f"--sequences={sequences}", f"--context={context}"]
-    result = CliRunner().invoke(profile_command.profile, arguments)
+    result = CliRunner().invoke(main, ["profile", *arguments])
     used = min(context, _CAPACITY)
     assert result.exit_code == 1
     assert result.output.splitlines()[-1] == (
@@ -69,7 +70,7 @@ def test_what_the_kv_cache_holds_is_measured_on_one_rank_with_all_threads(
     with properties.open("a") as file:
         file.write(f"option.tensor_parallel_degree={ranks}\n")
     result = CliRunner().invoke(
-        profile_command.profile, [str(properties), "--sequences=4", "--context=256"], catch_exceptions=False
+        main, ["profile", str(properties), "--sequences=4", "--context=256"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
     ((config, shapes),) = measured
@@ -81,7 +82,7 @@ def test_what_the_kv_cache_holds_is_measured_on_one_rank_with_all_threads(
 def test_the_columns_are_the_steps_in_their_order(properties: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables: list[Table] = []
     monkeypatch.setattr(profile_command, "show", lambda found, *others: tables.extend(found))
-    result = CliRunner().invoke(profile_command.profile, [str(properties), "--sequences=4"])
+    result = CliRunner().invoke(main, ["profile", str(properties), "--sequences=4"])
     assert result.exit_code == 0, result.output
     assert tables[0].header == ("part", "one sequence", "4 sequences", "chunk of 256")
     assert tables[0].rows == (("linear", "0.50", "1.00", "1.50"), ("whole step", "1.00", "2.00", "3.00"))
@@ -102,6 +103,6 @@ def test_what_cannot_be_profiled_is_refused_with_a_remedy(
     monkeypatch.setattr(profile_command, "detect", lambda environ: machine)
     file = tmp_path / "serving.properties"
     file.write_text(f"engine={engine}\noption.model_id={make_model(tmp_path)}\n")
-    result = CliRunner().invoke(profile_command.profile, [str(file)])
+    result = CliRunner().invoke(main, ["profile", str(file)])
     assert result.exit_code == 1
     assert result.output.splitlines()[-1] == f"Error: {message}"

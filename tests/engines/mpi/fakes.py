@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from engines.core import FinishReason, Request, RequestOutput, SampledToken, SamplingParams
 from engines.mpi.scheduler.step import Step
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, PlanKind, StepPlan
-from engines.wire import Drain, ToClient, ToEngine
+from engines.wire import Drain, Outputs, ToClient, ToEngine
 
 VOCAB = 32
 """Number of token ids that the model generates."""
@@ -129,10 +129,13 @@ class ScriptedFront:
         yield from self.script.pop(0) if self.script else [(CLIENT, Drain(60.0))]
 
     def send(self, client: bytes, message: ToClient) -> bool:
-        self.sent.append((client, message))
+        if isinstance(message, Outputs):
+            self.record(client, message.outputs)
+        else:
+            self.sent.append((client, message))
         return client not in self.gone
 
-    def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
+    def record(self, client: bytes, outputs: list[RequestOutput]) -> None:
         self.messages.append([output.id for output in outputs])
         for output in outputs:
             assert not any(o.finished for o in self.outputs.get(output.id, [])), (
@@ -140,7 +143,6 @@ class ScriptedFront:
             )
             self.outputs.setdefault(output.id, []).append(output)
             self.owners[output.id] = client
-        return client not in self.gone
 
     def close(self) -> None:
         self.closed = True

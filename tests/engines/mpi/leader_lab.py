@@ -86,19 +86,22 @@ class Lab:
         self.sampler = ScriptedSampler()
         self.board = StatusBoard.create(tmp_path / "status", 1)
         collaborators: list[Any] = [self.scheduler, self.blocks, self.executor, self.sampler]
-        stopwatch = Stopwatch(time.perf_counter)
-        self.core = EngineCore(*collaborators, stopwatch, StepTrace(trace), LargestStep.of(settings, 64))
-        self.leader = Leader(self.core, self.board, stopwatch)
+        self.stopwatch = Stopwatch(time.perf_counter)
+        self.core = EngineCore(*collaborators, self.stopwatch, StepTrace(trace), LargestStep.of(settings, 64))
 
     def serve(self, *script: list[tuple[bytes, ToEngine]], **front: Any) -> ScriptedFront:
         """Run the script to its end, and check that all requests and blocks are gone."""
         scripted = ScriptedFront(list(script), **front)
-        self.leader.serve(scripted, INFO)  # type: ignore[arg-type]
+        self.lead(scripted)
         assert scripted.closed
         assert self.executor.kinds[-1] is PlanKind.STOP
         assert self.blocks.num_free == self.blocks.num_blocks
         assert not self.scheduler.has_work
         return scripted
+
+    def lead(self, front: ScriptedFront) -> None:
+        """Run the loop with this front to its end."""
+        Leader(self.core, INFO, front, self.board, self.stopwatch).serve()  # type: ignore[arg-type]
 
 
 def submit(*requests: Request, client: bytes = CLIENT) -> list[tuple[bytes, ToEngine]]:

@@ -11,6 +11,7 @@ from engines.errors import RequestFailed
 from engines.health import EngineState
 from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.step_plan import PlanKind
+from engines.mpi.worker import warm_up
 from engines.wire import Abort, Drain, GetStats, Reply
 from tests.engines.mpi.fakes import CLIENT, ScriptedFront, expected_output, make_request
 from tests.engines.mpi.leader_lab import INFO, POISON, TWO, Lab, check_output, read_stats, submit
@@ -71,7 +72,7 @@ def test_gauges_of_the_kv_cache_follow_a_request_token_by_token(
 
 
 def test_the_warm_up_leaves_no_blocks_and_no_counts(lab: Lab) -> None:
-    lab.leader.warm_up(make_request("warm-up", range(8), 2))
+    warm_up(lab.core, make_request("warm-up", range(8), 2))
     assert lab.executor.kinds == [PlanKind.STEP, PlanKind.STEP]
     assert lab.blocks.num_free == lab.blocks.num_blocks
     front = lab.serve([(CLIENT, GetStats(1))])
@@ -84,7 +85,7 @@ def test_a_failing_warm_up_raises(lab: Lab, failing: str) -> None:
     lab.sampler.not_finite = {"warm-up"} if failing == "numbers" else set()
     prompt = [POISON] if failing == "the model" else [1, 2]
     with pytest.raises(RequestFailed, match="the warm-up failed"):
-        lab.leader.warm_up(make_request("warm-up", prompt, 2))
+        warm_up(lab.core, make_request("warm-up", prompt, 2))
 
 
 def test_drain_finishes_accepted_requests_and_refuses_new_ones(lab: Lab) -> None:
@@ -117,7 +118,7 @@ def test_a_failed_audit_during_the_drain_is_logged_and_the_ranks_stop(lab: Lab, 
     assert lab.blocks.admit(holder, reserve=False)
     holder.block_table.append(99)
     front = ScriptedFront([submit(make_request("a", [1], 3)), [(CLIENT, Drain(60.0))]])
-    lab.leader.serve(front, INFO)  # type: ignore[arg-type]
+    lab.lead(front)
     check_output(front, make_request("a", [1], 3))
     assert lab.executor.kinds[-1] is PlanKind.STOP
     assert "the audit of the KV cache failed" in logs.text

@@ -28,27 +28,19 @@ Turn = list[tuple[bytes, ToEngine]]
 class Lab:
     def __init__(self, tmp_path: Path, batch_size: int = 4, max_waiting: int = 100, **generator: Any) -> None:
         self.clock = Clock()
-        config = PythonEngineConfig(
+        self.config = PythonEngineConfig(
             ModelSettings("/model", "m", "fp32", 64),
             ParallelConfig(),
             BatchConfig(batch_size, DELAY, max_waiting, TIMEOUT),
         )
         self.generator = FakeGenerator(self.clock, **generator)
         self.board = StatusBoard.create(tmp_path / "status", 2)
-        batcher = DynamicBatcher(config.batching)
-        self.dispatch = Dispatch(
-            config,
-            INFO,
-            batcher,
-            self.generator,  # type: ignore[arg-type]
-            self.board,
-            1.0,
-            self.clock,
-        )
 
     def serve(self, *script: Turn, **front: Any) -> ClockedFront:
         door = ClockedFront(list(script), clock=self.clock, generator=self.generator, **front)
-        self.dispatch.serve(door)  # type: ignore[arg-type]
+        batcher = DynamicBatcher(self.config.batching)
+        doubles: list[Any] = [self.generator, door]
+        Dispatch(self.config, INFO, batcher, *doubles, self.board, 1.0, self.clock).serve()
         assert door.watched == []
         return door
 

@@ -143,10 +143,10 @@ class ClockedFront(ScriptedFront):
     jumps: dict[int, float] = field(default_factory=dict)
     """Seconds by which the clock jumps, by the number of turns before."""
 
-    def send_outputs(self, client: bytes, outputs: list[RequestOutput]) -> bool:
+    def record(self, client: bytes, outputs: list[RequestOutput]) -> None:
         refused = [output for output in outputs if output.error_kind in ("invalid_request", "overloaded")]
         self.refusals += [(client, output) for output in refused]
-        return super().send_outputs(client, [output for output in outputs if output not in refused])
+        super().record(client, [output for output in outputs if output not in refused])
 
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
         self.clock.now += self.jumps.get(len(self.timeouts), 0.0)

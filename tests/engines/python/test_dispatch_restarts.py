@@ -74,8 +74,12 @@ def test_many_crashing_requests_do_not_stop_the_engine(tmp_path: Path) -> None:
     assert lab.generator.num_restarts == 7
 
 
+def _leave(*requests: Request) -> Turn:
+    return [(CLIENT, Abort(each.id, AbortReason.CLIENT_LEFT)) for each in requests]
+
+
 def _submit_and_leave_during_reload(request: Request) -> list[Turn]:
-    return [submit(request), *pauses(4), [(CLIENT, Abort(request.id, AbortReason.CLIENT_LEFT))], *pauses(12)]
+    return [submit(request), *pauses(4), _leave(request), *pauses(12)]
 
 
 def test_a_crashing_request_whose_client_leaves_and_tries_again_is_rejected(tmp_path: Path) -> None:
@@ -89,6 +93,39 @@ def test_a_crashing_request_whose_client_leaves_and_tries_again_is_rejected(tmp_
     )
     assert "crashed the generating process before" in front.outputs["try 2"][-1].error_message
     assert lab.generator.num_restarts == 2
+
+
+def test_a_request_is_not_blamed_for_a_crash_of_a_call_that_another_client_left(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=2, dies_after=[1, 3], reload_polls=5)
+    first = make_requests(2)
+    second = [replace(each, id=f"{each.id} again") for each in first]
+    front = lab.serve(
+        submit(*first),
+        *pauses(4),
+        _leave(*first),
+        *pauses(12),
+        submit(*second),
+        *pauses(2),
+        _leave(second[0]),
+        *pauses(30),
+    )
+    check_front(front, second[1])
+    assert lab.generator.batches == [["r0", "r1"], ["r0 again", "r1 again"], ["r1 again"]]
+
+
+def test_a_request_is_not_blamed_for_a_call_that_it_was_not_in(tmp_path: Path) -> None:
+    lab = Lab(
+        tmp_path, batch_size=2, dies_after=[0], stuck_after=[None, 0], calls={0: ["r0"]}, reload_polls=5
+    )
+    stuck, request = make_requests(2)
+    front = lab.serve(
+        *_submit_and_leave_during_reload(replace(request, id="before")),
+        submit(stuck, request),
+        *pauses(60),
+    )
+    assert front.outputs["r0"][-1].error_kind == "deadline_exceeded"
+    check_front(front, request)
+    assert lab.generator.batches == [["before"], ["r0", "r1"], ["r1"]]
 
 
 def test_crashing_requests_whose_clients_leave_do_not_stop_the_engine(tmp_path: Path) -> None:

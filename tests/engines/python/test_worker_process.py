@@ -10,6 +10,7 @@ import msgspec
 import psutil
 import pytest
 
+from engines.python import worker_process
 from engines.python.messages import CannotLoad, Ready
 from engines.python.worker_process import WorkerProcess, WorkerProcessEnded
 from tests.support import processes
@@ -73,3 +74,19 @@ def test_a_failed_load_is_reported_on_one_line_even_if_its_message_is_not_utf_8(
         assert next(worker.receive(_WAIT_SECONDS)) == CannotLoad(r"ValueError: no file \udcff.bin")
     finally:
         worker.close()
+
+
+def test_a_process_without_a_thread_for_its_messages_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = psutil.Process().children()
+    sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    worker = WorkerProcess("test", sleep, msgspec.msgpack.Decoder(Ready))
+
+    def no_thread(link: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(worker_process, "Outbox", no_thread)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        worker.restart()
+    left = [each for each in psutil.Process().children() if each not in before]
+    processes.kill(left)
+    assert left == []

@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import IncompleteSnapshotError
 
-from container.models.errors import ModelNotAvailable, one_line
+from container.models.errors import ModelNotAvailable, shorten
 from container.models.files import choice
 from container.models.files.folder import weights_problem
 from container.models.files.hub.settings import COMMIT
@@ -47,7 +47,7 @@ def _snapshot(repo_id: str, revision: str, selection: Selection) -> Path:
     except (OSError, ValueError) as error:
         raise ModelNotAvailable("") from error
     if not COMMIT.fullmatch(folder.name):
-        raise ModelNotAvailable(f"the revision {one_line(folder.name)!r} in it is not a commit")
+        raise ModelNotAvailable(f"the revision {shorten(folder.name)!r} in it is not a commit")
     return folder
 
 

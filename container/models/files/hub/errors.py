@@ -10,7 +10,7 @@ import httpx2
 from huggingface_hub import errors
 from huggingface_hub.utils import parse_ratelimit_headers
 
-from container.models.errors import AccessRefused, ModelNotAvailable, RemoteUnreachable, one_line
+from container.models.errors import AccessRefused, ModelNotAvailable, RemoteUnreachable, shorten
 from container.models.files.retry import Throttled, retry_after_seconds
 from lmi_server.values.show import without_secrets
 
@@ -57,9 +57,9 @@ def unavailable(error: Exception, address: HubAddress, file: str = "") -> ModelN
     if isinstance(error, OSError | ImportError):
         settings = "SSL_CERT_FILE, SSL_CERT_DIR, HTTPS_PROXY, ALL_PROXY"
         return ModelNotAvailable(
-            f"{what}: cannot connect to {address.shown}: {one_line(error)}; check {settings}"
+            f"{what}: cannot connect to {address.shown}: {shorten(error)}; check {settings}"
         )
-    why = one_line(error).replace(address.endpoint, address.shown)
+    why = shorten(error).replace(address.endpoint, address.shown)
     return ModelNotAvailable(f"{what}: {address.shown} did not respond like a model hub ({why})")
 
 
@@ -141,5 +141,5 @@ def _no_answer(error: httpx2.HTTPError, endpoint: str) -> str:
     if isinstance(error, httpx2.TimeoutException):
         return f"{host} did not respond in time"
     if isinstance(error, httpx2.ConnectError):
-        return f"cannot connect to {host} ({one_line(error)})"
-    return f"lost the connection to {host} ({one_line(error)})"
+        return f"cannot connect to {host} ({shorten(error)})"
+    return f"lost the connection to {host} ({shorten(error)})"

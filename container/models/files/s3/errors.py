@@ -13,7 +13,7 @@ from botocore.parsers import ResponseParserError
 from urllib3.exceptions import SSLError
 from urllib3.util.ssl_match_hostname import CertificateError
 
-from container.models.errors import AccessRefused, ModelNotAvailable, RemoteUnreachable, one_line
+from container.models.errors import AccessRefused, ModelNotAvailable, RemoteUnreachable, shorten
 from container.models.files.retry import RetryBudget, Throttled, retry_after_seconds
 
 T = TypeVar("T")
@@ -148,8 +148,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ValueError) and not isinstance(error, BotoCoreError):
         return "the endpoint is not a valid URL; check AWS_ENDPOINT_URL"
     if isinstance(error, aws.InvalidRegionError):
-        return f"{one_line(error)}; check AWS_REGION"
-    return one_line(error)
+        return f"{shorten(error)}; check AWS_REGION"
+    return shorten(error)
 
 
 def _is_untrusted(error: BaseException | None) -> bool:
@@ -182,7 +182,7 @@ def _status_reason(error: ClientError) -> str:
             "its objects"
         )
     message = error.response.get("Error", {}).get("Message", "")
-    return f"S3 returned {status}, {code}{': ' if message else ''}{one_line(message)}"
+    return f"S3 returned {status}, {code}{': ' if message else ''}{shorten(message)}"
 
 
 def _code(error: ClientError) -> str:

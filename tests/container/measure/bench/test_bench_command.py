@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from container.cli import main
 from container.measure.bench import preflight
-from container.measure.bench.bench_command import bench
 from container.models.files.bundled import bundled_folder
 from tests.container.measure.bench.scripted_server import Script, ScriptedServer
 from tests.container.measure.conftest import StartScripted
@@ -32,7 +32,9 @@ def invoke(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
     def run(server: ScriptedServer | str, *options: str, load: Sequence[str] = USERS) -> Result:
         url = server if isinstance(server, str) else server.url
-        return CliRunner().invoke(bench, [url, *SIZES, *load, "--tokenizer", str(tiny_model), *options])
+        return CliRunner().invoke(
+            main, ["bench", url, *SIZES, *load, "--tokenizer", str(tiny_model), *options]
+        )
 
     return run
 
@@ -205,7 +207,7 @@ def test_a_trace_is_replayed(scripted: StartScripted, tiny_model: Path, tmp_path
     (tmp_path / "t.jsonl").write_text(line.format(5000, 20) + line.format(5010, 30))
     server = scripted()
     arguments = [server.url, "--tokenizer", str(tiny_model), "--trace", str(tmp_path / "t.jsonl")]
-    result = CliRunner().invoke(bench, arguments)
+    result = CliRunner().invoke(main, ["bench", *arguments])
     assert result.exit_code == 0, result.output
     assert "2 requests over 0.01 s, as recorded, 20 to 30 tokens in (recorded, mean 25)" in result.stdout
     assert [seen.body["parameters"]["max_new_tokens"] for seen in server.seen[-2:]] == [7, 7]
@@ -259,14 +261,16 @@ def test_find_rate_lists_every_run(scripted: StartScripted, invoke: Invoke, tmp_
     ],
 )
 def test_wrong_arguments_exit_with_2(tiny_model: Path, arguments: tuple[str, ...], text: str) -> None:
-    result = CliRunner().invoke(bench, ["--tokenizer", str(tiny_model), *arguments])
+    result = CliRunner().invoke(main, ["bench", "--tokenizer", str(tiny_model), *arguments])
     assert result.exit_code == 2
     assert text in result.stderr
 
 
 def test_the_tokenizer_defaults_to_that_of_the_bundled_model(scripted: StartScripted, tmp_path: Path) -> None:
     folder = build_model_folder(bundled_folder(tmp_path))
-    result = CliRunner().invoke(bench, [scripted().url, *SIZES, *USERS], env={"LMI_CACHE_DIR": str(tmp_path)})
+    result = CliRunner().invoke(
+        main, ["bench", scripted().url, *SIZES, *USERS], env={"LMI_CACHE_DIR": str(tmp_path)}
+    )
     assert result.exit_code == 0, result.stderr
     assert f"tokenizer: {folder}, of the bundled model" in result.stderr
     assert str(folder) in result.stdout
@@ -278,15 +282,17 @@ def test_a_tokenizer_folder_may_be_a_model_without_tokenizer_json(
     monkeypatch.setenv("LMI_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "config.json").write_text('{"vocab_size": 400}')
     arguments = [scripted().url, *SIZES, "--users", "1", "--tokenizer", str(tmp_path)]
-    result = CliRunner().invoke(bench, arguments)
+    result = CliRunner().invoke(main, ["bench", *arguments])
     assert result.exit_code == 0, result.output
     assert f"tokenizer: {tmp_path}/cache/tokenizers/" in result.stderr
     (tmp_path / "config.json").unlink()
-    result = CliRunner().invoke(bench, arguments)
+    result = CliRunner().invoke(main, ["bench", *arguments])
     assert f"--tokenizer: the model folder {tmp_path} has no tokenizer" in result.stderr
 
 
 def test_a_tokenizer_is_required_without_the_bundled_model(scripted: StartScripted, tmp_path: Path) -> None:
-    result = CliRunner().invoke(bench, [scripted().url, *SIZES, *USERS], env={"LMI_CACHE_DIR": str(tmp_path)})
+    result = CliRunner().invoke(
+        main, ["bench", scripted().url, *SIZES, *USERS], env={"LMI_CACHE_DIR": str(tmp_path)}
+    )
     assert result.exit_code == 2
     assert "--tokenizer: not given, and the bundled model is not prepared" in result.stderr

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from container.cli import main
 from container.measure.bench.arrivals import Users
 from container.measure.bench.lengths import Fixed
 from container.measure.bench.workload import BenchError, Workload
 from container.measure.compare import compare_command
-from container.measure.compare.compare_command import CompareOptions, compare
+from container.measure.compare.compare_command import CompareOptions
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import StoppingRule
 from container.measure.compare.results import Comparison, End
@@ -68,7 +69,7 @@ from tests.container.measure.compare.made_up import compare_speeds, make_configu
     ],
 )
 def test_wrong_options_are_refused(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(compare, arguments)
+    result = CliRunner().invoke(main, ["compare", *arguments])
     assert result.exit_code == 2
     assert message in result.output
 
@@ -76,7 +77,7 @@ def test_wrong_options_are_refused(arguments: list[str], message: str) -> None:
 def test_a_configuration_that_cannot_be_served_is_reported_before_any_server_starts(tmp_path: Path) -> None:
     output = tmp_path / "report.md"
     options = ["--aws-post", "--examples", str(tmp_path), "--output", str(output)]
-    result = CliRunner().invoke(compare, options)
+    result = CliRunner().invoke(main, ["compare", *options])
     assert result.exit_code == 1
     assert "smollm2-dynamic" in result.output
     assert "allowed: the folder properties_examples" in result.output
@@ -93,7 +94,7 @@ def read_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ReadOptions
     monkeypatch.setattr(compare_command, "run_comparison", lambda options, *others: seen.append(options))
 
     def read(*arguments: str) -> CompareOptions:
-        result = CliRunner().invoke(compare, [*arguments, "--output", str(tmp_path / "report.md")])
+        result = CliRunner().invoke(main, ["compare", *arguments, "--output", str(tmp_path / "report.md")])
         assert result.exit_code == 0, result.output
         return seen.pop()
 
@@ -153,7 +154,7 @@ def test_started_servers_do_not_get_the_callers_admin_token_and_step_trace(
     monkeypatch.setenv("OPTION_STEP_TRACE", str(tmp_path / "steps.jsonl"))
     monkeypatch.setattr(ServerProcess, "start", start)
     monkeypatch.setattr(compare_command, "run_comparison", run)
-    CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
+    CliRunner().invoke(main, ["compare", "one", "two", "--output", str(tmp_path / "report.md")])
     of_files, environ = environs
     assert not {"LMI_ADMIN_TOKEN", "OPTION_STEP_TRACE"} & {*of_files, *environ}
     assert environ["PATH"]
@@ -165,7 +166,9 @@ def test_all_results_are_written_even_if_one_file_cannot_be_written(
 ) -> None:
     folders = measure_made_up_speeds(monkeypatch)
     output, page, results = (tmp_path / name for name in ("report.md", "page.html", "results.json"))
-    result = CliRunner().invoke(compare, ["one", "two", "--output", str(output), "--report", str(page)])
+    result = CliRunner().invoke(
+        main, ["compare", "one", "two", "--output", str(output), "--report", str(page)]
+    )
     assert result.exit_code == 0, result.output
     assert output.read_text(encoding="utf-8").startswith("# Comparison of a and b")
     assert "<h1>Comparison of a and b</h1>" in page.read_text(encoding="utf-8")
@@ -176,7 +179,7 @@ def test_all_results_are_written_even_if_one_file_cannot_be_written(
             path.unlink(missing_ok=True)
         broken.symlink_to(tmp_path / "gone" / "file")
         arguments = [str(word) for pair in files.items() for word in pair]
-        result = CliRunner().invoke(compare, ["one", "two", *arguments])
+        result = CliRunner().invoke(main, ["compare", "one", "two", *arguments])
         assert result.exit_code == 1
         assert "No such file or directory" in result.output.splitlines()[-1]
         assert [path.is_file() for path in files.values()] == [name != option for name in files]
@@ -191,7 +194,7 @@ def test_a_load_that_cannot_be_made_leaves_no_logs(monkeypatch: pytest.MonkeyPat
         raise BenchError("the tokenizer cannot be read")
 
     monkeypatch.setattr(compare_command.ComparisonRunner, "run", run)
-    result = CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
+    result = CliRunner().invoke(main, ["compare", "one", "two", "--output", str(tmp_path / "report.md")])
     assert result.exit_code == 1
     assert result.output.endswith("Error: the tokenizer cannot be read\n")
     assert list(tmp_path.iterdir()) == []
@@ -212,7 +215,7 @@ def test_the_logs_are_named_if_a_server_was_started(
         raise error("cannot read http://127.0.0.1:1/metrics")
 
     monkeypatch.setattr(compare_command.ComparisonRunner, "run", run)
-    result = CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
+    result = CliRunner().invoke(main, ["compare", "one", "two", "--output", str(tmp_path / "report.md")])
     assert result.exit_code == 1
     folders = list(tmp_path.glob("lmi-compare-logs-*"))
     named = f"; the servers' logs are in {folders[0]}" if has_log else ""
@@ -228,7 +231,7 @@ def test_failed_requests_of_running_servers_are_counted_without_logs(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     measure_made_up_speeds(monkeypatch, num_failed)
-    result = CliRunner().invoke(compare, ["one", "two", "--output", str(tmp_path / "report.md")])
+    result = CliRunner().invoke(main, ["compare", "one", "two", "--output", str(tmp_path / "report.md")])
     assert result.exit_code == 1
     assert result.stderr.endswith(message)
     assert list(tmp_path.glob("lmi-compare-logs-*")) == []
@@ -241,7 +244,7 @@ def test_the_complete_rounds_are_reported_when_a_server_fails(
     failure = "b: the server exited with code 1\nEnd of its log, b.log:\n  out of memory"
     measure_made_up_speeds(monkeypatch, failure=failure, end=End.SERVER_FAILED)
     output = tmp_path / "report.md"
-    result = CliRunner().invoke(compare, ["one", "two", "--output", str(output)])
+    result = CliRunner().invoke(main, ["compare", "one", "two", "--output", str(output)])
     assert result.exit_code == 1
     assert result.stderr.endswith(f"error: {failure}; the servers' logs are in {only_logs(tmp_path)}\n")
     sentence = "A server failed, so no further round counts: b: the server exited with code 1"
@@ -255,7 +258,7 @@ def test_the_complete_rounds_are_reported_after_a_stop_signal(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     measure_made_up_speeds(monkeypatch, end=End.INTERRUPTED)
     output = tmp_path / "report.md"
-    result = CliRunner().invoke(compare, ["one", "two", "--output", str(output)])
+    result = CliRunner().invoke(main, ["compare", "one", "two", "--output", str(output)])
     assert result.exit_code == 130
     assert "- A stop signal ended the comparison after 2 complete rounds.\n" in result.stdout
     assert output.read_text(encoding="utf-8").startswith("# Comparison of a and b")

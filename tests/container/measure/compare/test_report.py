@@ -18,7 +18,7 @@ from container.measure.compare.results import StayResult
 from container.measure.compare.scrape import BatchSizes, KvUse, RoundCounters
 from container.measure.compare.summary import MEASURES, spread, times
 from container.measure.numbers import NO_VALUE, format_number, gibibytes, percent, seconds
-from container.measure.output import Table, as_json
+from container.measure.output import Table, plain_json
 from container.measure.sections import Section
 from tests.container.measure.compare.made_up import (
     PROVENANCE,
@@ -97,7 +97,7 @@ def test_measures_are_the_time_per_output_token_and_a_median_of_zero_gives_no_ra
     by_measure = {cells[1]: cells[2:] for cells in tables.ratios_table(comparison, SCENARIO.name).rows}
     assert by_measure["time per output token p50"] == (NO_VALUE, NO_VALUE)
     assert by_measure["time per output token p90"][1] == "2.00x (2.00 to 2.00)"
-    (_, summary) = as_json(report.json_values(comparison, PROVENANCE))["summary"]
+    (_, summary) = plain_json(report.json_values(comparison, PROVENANCE))["summary"]
     assert (summary["ratios_to_first"]["tpot_p50"], summary["verdicts"]["tpot_p50"]) == (None, NO_VALUE)
 
 
@@ -241,7 +241,9 @@ def test_the_json_has_no_nan_and_contains_every_round() -> None:
     def refuse(constant: str) -> Any:
         raise AssertionError(constant)
 
-    data = json.loads(json.dumps(as_json(report.json_values(comparison, PROVENANCE))), parse_constant=refuse)
+    data = json.loads(
+        json.dumps(plain_json(report.json_values(comparison, PROVENANCE))), parse_constant=refuse
+    )
     rounds = [(one["configuration"], one["round"]) for one in data["rounds"]]
     assert rounds == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
     assert data["rounds"][1]["figures"]["output_tokens_per_second"] is None

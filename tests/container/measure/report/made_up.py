@@ -18,7 +18,7 @@ from container.measure.bench.workload import Workload
 from container.measure.compare import attribution, report
 from container.measure.compare.plan import Part, Plan
 from container.measure.compare.results import Comparison, RequestTiming, RoundResult
-from container.measure.output import as_json
+from container.measure.output import plain_json
 from tests.container.measure.compare.made_up import (
     PROVENANCE,
     make_comparison,
@@ -109,7 +109,7 @@ def make_document(
 
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
-    document: dict[str, Any] = as_json(report.json_values(comparison, PROVENANCE))
+    document: dict[str, Any] = plain_json(report.json_values(comparison, PROVENANCE))
     return document
 
 
@@ -142,7 +142,7 @@ def _origin() -> BenchOrigin:
 def make_benchmark(num_failed: int = 0) -> dict[str, Any]:
     """The output of `lmi bench --json`."""
     figures = make_figures(123.4, 1.5, errors=["gone away"] * num_failed)
-    document: dict[str, Any] = as_json(BenchReport(_origin(), figures).json_values())
+    document: dict[str, Any] = plain_json(BenchReport(_origin(), figures).json_values())
     return document
 
 
@@ -156,5 +156,5 @@ def make_search(*rates: float) -> dict[str, Any]:
         )
         for rate in rates
     )
-    document: dict[str, Any] = as_json(SearchReport(_origin(), trials).json_values())
+    document: dict[str, Any] = plain_json(SearchReport(_origin(), trials).json_values())
     return document

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from container.cli import main
 from container.machine import Machine
 from container.measure.simulate import simulate_command
-from container.measure.simulate.simulate_command import simulate
 from container.measure.simulate.simulation import simulate as run_simulation
 from tests.container.measure.compare.made_up import write_properties
 from tests.container.measure.simulate.made_up import Times, rolling_server, scenario
@@ -27,7 +27,7 @@ def configuration(tmp_path: Path) -> Path:
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(simulate, [*map(str, arguments), *SMALL])
+    return CliRunner().invoke(main, ["simulate", *map(str, arguments), *SMALL])
 
 
 def test_the_report_is_that_of_lmi_bench_marked_as_simulated(configuration: Path, llama: Path) -> None:

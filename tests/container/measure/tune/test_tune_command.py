@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from container.cli import main
 from container.measure.compare.configurations import NamedPath
 from container.measure.compare.plan import Plan
 from container.measure.compare.results import Comparison, End
@@ -19,7 +20,6 @@ from container.measure.compare.scrape import NoMetrics
 from container.measure.compare.server_process import ServerFailed
 from container.measure.simulate.simulation import simulate
 from container.measure.tune import tune_command
-from container.measure.tune.tune_command import tune
 from container.models.files import ModelNotAvailable
 from lmi_server.properties import loader
 from tests.container.measure.compare.made_up import MACHINE, compare_speeds, write_model, write_properties
@@ -70,7 +70,7 @@ class FakeRuns:
 
 
 def invoke(*arguments: object, goal: str = "max tokens/s") -> Result:
-    return CliRunner().invoke(tune, [*map(str, arguments), "--goal", goal, *SEARCH, *SMALL])
+    return CliRunner().invoke(main, ["tune", *map(str, arguments), "--goal", goal, *SEARCH, *SMALL])
 
 
 Tune = Callable[..., Result]
@@ -208,7 +208,7 @@ def test_configurations_that_cannot_be_served_are_skipped_with_a_reason(configur
     ],
 )
 def test_wrong_options_are_refused(options: tuple[str, ...], message: str, configuration: Path) -> None:
-    result = CliRunner().invoke(tune, [str(configuration), "--goal", "max tokens/s", *options])
+    result = CliRunner().invoke(main, ["tune", str(configuration), "--goal", "max tokens/s", *options])
     assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from container.explain.check import check
 from container.explain.resolve import CannotServe, resolve
+from container.explain.target import this_machine
 from container.machine import Machine
 from container.models import files as model_files
 from container.models.files import ModelNotAvailable
@@ -75,7 +76,7 @@ def test_missing_or_damaged_weights_are_reported_at_startup_and_by_check(
     assert "\n" not in str(caught.value)
     text = f"engine={engine}\noption.model_id=model\noption.tensor_parallel_degree=1\n"
     (tmp_path / "serving.properties").write_text(text)
-    last = check(tmp_path, {}, MACHINE).render().splitlines()[-1]
+    last = check(tmp_path, {}, this_machine(MACHINE)).render().splitlines()[-1]
     assert last == f"can serve here: no: {caught.value}"
 
 
@@ -118,7 +119,7 @@ def test_an_unavailable_folder_is_rejected_with_a_one_line_error(
     assert "\n" not in str(caught.value)
     named = f"option.model_id={model_id}\n" if model_id else ""
     (tmp_path / "serving.properties").write_text(f"engine=MPI\n{named}")
-    assert check(tmp_path, {}, MACHINE).reasons[-1] == str(caught.value)
+    assert check(tmp_path, {}, this_machine(MACHINE)).reasons[-1] == str(caught.value)
 
 
 def test_a_folder_with_an_index_of_gguf_files_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from container.explain.check import check
 from container.explain.resolve import CannotServe, resolve
+from container.explain.target import this_machine
 from container.machine import Machine
 from container.models import files as model_files
 from container.models import tokenizer_files
@@ -107,11 +108,11 @@ def test_lmi_check_reports_that_the_metadata_is_read_first(
     monkeypatch.setenv("LMI_CACHE_DIR", str(tmp_path / "cache"))
     properties = tmp_path / "serving.properties"
     properties.write_text(f"engine=MPI\noption.model_id={file}\noption.load_format=gguf\n")
-    before = check(properties, {}, MACHINE)
+    before = check(properties, {}, this_machine(MACHINE))
     assert before.verdict.startswith("can serve here: unknown: the model is not prepared yet; `lmi prepare`")
     assert before.model.endswith("a GGUF file; `lmi serve` or `lmi prepare` reads its metadata once")
     _obtain(ModelSource(model_id=str(file)), tmp_path / "cache")
-    assert ": ready in " in check(properties, {}, MACHINE).model
+    assert ": ready in " in check(properties, {}, this_machine(MACHINE)).model
 
 
 def test_one_of_several_files_must_be_selected(file: Path, tmp_path: Path) -> None:

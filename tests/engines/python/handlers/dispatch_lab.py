@@ -115,13 +115,14 @@ class Lab:
         self.dispatch = HandlerDispatch(
             replace(config, handler=settings),
             info,
-            self._start,
+            self._start,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
             self.board,
-            self.clock,  # type: ignore[arg-type]
+            self.clock,
         )
         self._test = getcurrent()
         self._loop = greenlet(self.dispatch.serve)
-        self._loop.switch(self)
+        self._loop.switch()
 
     def turn(self, messages: Turn = ()) -> None:
         """Let the dispatcher's loop run one turn with these messages."""

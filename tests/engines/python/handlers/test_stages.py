@@ -53,6 +53,7 @@ def test_a_function_that_only_predicts_gets_a_csv_of_numbers_as_an_array(name: s
         ("text/csv; charset=utf-8", "1,2"),
         ("text/plain", b"1,2"),
         ("application/x-npy", b"1,2"),
+        ("", b"1,2"),
     ],
 )
 def test_toolkit_functions_get_json_and_csv_as_strings(

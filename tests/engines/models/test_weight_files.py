@@ -1,7 +1,8 @@
-"""The completeness check of safetensors files."""
+"""Reading the headers of safetensors files, which must be complete."""
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 
-from container.models.files import safetensors_headers
+from engines.models.weight_files import read_header
 from tests.support.examples import examples
 from tests.support.model_folders import safetensors_bytes
 
@@ -19,7 +20,7 @@ _COMPLETE = safetensors_bytes(["a", "b"], 8192)
 
 def is_complete(path: Path) -> bool:
     try:
-        safetensors_headers.require_complete(path)
+        read_header(path)
     except SafetensorError:
         return False
     return True
@@ -39,7 +40,16 @@ def test_only_the_whole_file_is_accepted(file: Path, length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", [b"[]", b"{", b"\xff\xff", b'{"a": 1}', b'{"a": {"dtype": "F32"}}', b"[" * 5000]
+    "header",
+    [
+        b"[]",
+        b"{",
+        b"\xff\xff",
+        b'{"a": 1}',
+        b'{"a": {"dtype": "F32"}}',
+        b"[" * 5000,
+        b'{"a": ["F32", [25], [0, 100]]}',
+    ],
 )
 def test_invalid_headers_are_rejected(file: Path, header: bytes) -> None:
     file.write_bytes(len(header).to_bytes(8, "little") + header + random.Random(1).randbytes(100))
@@ -62,6 +72,10 @@ def test_hostile_headers_are_rejected(file: Path, shape: str, offsets: str) -> N
     assert not is_complete(file)
 
 
-def test_elements_are_counted(file: Path) -> None:
+def test_the_tensors_are_listed_with_their_place(file: Path) -> None:
     file.write_bytes(_COMPLETE)
-    assert safetensors_headers.require_complete(file) == 8192 // 2
+    header = len(_COMPLETE) - 8192
+    assert [(tensor.name, math.prod(tensor.shape), tensor.offset) for tensor in read_header(file)] == [
+        ("a", 2048, header),
+        ("b", 2048, header + 4096),
+    ]
