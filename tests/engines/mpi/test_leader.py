@@ -148,15 +148,15 @@ def test_requests_that_even_an_idle_server_has_no_room_for_are_invalid(tmp_path:
 
 
 @pytest.mark.parametrize("reason", AbortReason)
-def test_a_request_ended_by_a_stop_sequence_counts_as_finished(lab: Lab, reason: AbortReason) -> None:
+def test_a_stop_sequence_counts_as_finished_and_a_timeout_as_failed(lab: Lab, reason: AbortReason) -> None:
     requests = submit(make_request("a", [5], 40), make_request("poison", [POISON]))
     front = lab.serve(requests, [], [], [(CLIENT, Abort("a", reason)), (CLIENT, GetStats(1))])
     stats = read_stats(front)
     counters = stats.counters
-    finished = reason is AbortReason.STOP_SEQUENCE
+    finished, timed_out = reason is AbortReason.STOP_SEQUENCE, reason is AbortReason.TIMEOUT
     assert counters["lmi_requests_finished_total"] == finished
-    assert counters["lmi_requests_aborted_total"] == (not finished)
-    assert counters["lmi_requests_failed_total"] == 1
+    assert counters["lmi_requests_aborted_total"] == (not finished and not timed_out)
+    assert counters["lmi_requests_failed_total"] == 1 + timed_out
     assert counters["lmi_tokens_generated_total"] == 3
     (times,) = [h for h in stats.histograms if h.name == "lmi_time_per_output_token_seconds"]
     assert sum(times.counts) == finished

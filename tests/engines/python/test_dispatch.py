@@ -102,7 +102,7 @@ def test_an_aborted_request_is_dropped_from_the_queue_or_its_batch(lab: Lab) -> 
         [],
         [
             (CLIENT, Abort("r1", AbortReason.CLIENT_LEFT)),
-            (CLIENT, Abort("waiting", AbortReason.CLIENT_LEFT)),
+            (CLIENT, Abort("waiting", AbortReason.TIMEOUT)),
             (CLIENT, GetStats(1)),
         ],
         *pauses(20),
@@ -115,7 +115,8 @@ def test_an_aborted_request_is_dropped_from_the_queue_or_its_batch(lab: Lab) -> 
         check_front(front, request)
     stats = read_stats(front)
     assert (stats.gauges["lmi_requests_running"], stats.gauges["lmi_requests_waiting"]) == (3, 0)
-    assert stats.counters["lmi_requests_aborted_total"] == 2
+    assert stats.counters["lmi_requests_aborted_total"] == 1
+    assert stats.counters["lmi_requests_failed_total"] == 1, "the request that timed out"
 
 
 def test_a_request_ended_by_a_stop_string_counts_as_finished(lab: Lab) -> None:
