@@ -141,7 +141,7 @@ def test_requests_that_even_an_idle_server_has_no_room_for_are_invalid(tmp_path:
     front = lab.serve([(CLIENT, Submit(too_many)), (CLIENT, Submit(enough))])
     for request in too_many:
         (output,) = front.outputs[request.id]
-        assert output.error_kind == "invalid_request"
+        assert output.error_kind == "too_many_outputs"
         assert "at most 3, of which 2 run at once" in output.error_message
     for request in enough:
         check_output(front, request)

@@ -87,7 +87,7 @@ def test_requests_that_even_an_idle_server_has_no_room_for_are_invalid(tmp_path:
     for request in requests[3:]:
         check_front(front, request)
     assert [(output.id, output.error_kind) for _, output in front.refusals] == [
-        (request.id, "invalid_request") for request in requests[:3]
+        (request.id, "too_many_outputs") for request in requests[:3]
     ]
     assert "at most 2, of which 1 run (batch_size) and 1 wait (job_queue_size)" in str(front.refusals)
 
