@@ -239,3 +239,14 @@ def test_requests_of_a_disconnected_web_process_are_dropped(lab: Lab) -> None:
     check_output(front, staying)
     assert read_stats(front).gauges["lmi_requests_running"] == 1
     assert read_stats(front).counters["lmi_requests_aborted_total"] == 2
+
+
+def test_requests_without_an_output_are_dropped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.mpi.leader.CHECK_SECONDS", 0.0)
+    lab = Lab(tmp_path, max_num_seqs=1)
+    staying = make_request("staying", range(4), 12)
+    waiting = submit(make_request("a"), make_request("b"))
+    script = [[*submit(staying, client=TWO), *waiting], [], [], [(TWO, GetStats(1))]]
+    front = lab.serve(*script, gone={CLIENT})
+    check_output(front, staying)
+    assert read_stats(front).gauges["lmi_requests_waiting"] == 0

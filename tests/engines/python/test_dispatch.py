@@ -165,6 +165,15 @@ def test_requests_of_an_exited_web_process_are_dropped(lab: Lab) -> None:
     assert read_stats(front).counters["lmi_requests_aborted_total"] == 2
 
 
+def test_waiting_requests_of_an_exited_web_process_are_dropped(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=1)
+    staying = make_request("staying", [1], 12)
+    turns = [[*submit(staying, client=TWO), *submit(*make_requests(2))], *pauses(8), [(TWO, GetStats(1))]]
+    front = lab.serve(*turns, *pauses(20), gone={CLIENT})
+    check_front(front, staying)
+    assert read_stats(front).gauges["lmi_requests_waiting"] == 0
+
+
 def test_scheduler_settings_are_not_supported(lab: Lab) -> None:
     front = lab.serve([(CLIENT, ConfigureScheduler(7, {"max_waiting": 1}))])
     assert (CLIENT, Reply(7, SchedulerReply(None, {}))) in front.sent
