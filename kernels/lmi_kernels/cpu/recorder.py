@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from lmi_kernels.attention.paged_sequences import ScoreRules
 from lmi_kernels.cpu import structs
 from lmi_kernels.cpu.screen import Screen
-from lmi_kernels.cpu.structs import Function, Struct
+from lmi_kernels.cpu.structs import Function, Struct, address
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight, padded
 
@@ -134,8 +135,7 @@ class Recorder:
 
     def _norm(self, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, fields: dict[str, Any]) -> Rows:
         keep_alive = [weight.float().contiguous(), None if bias is None else bias.float().contiguous()]
-        addresses = [None if each is None else each.data_ptr() for each in keep_alive]
-        fields |= {"weight": addresses[0], "bias": addresses[1], "width": x.width}
+        fields |= {"weight": address(keep_alive[0]), "bias": address(keep_alive[1]), "width": x.width}
         return self._record(
             structs.Norm, {"x": x}, Rows.make(self, x.width), fields, keep_alive=[*keep_alive]
         )
@@ -231,11 +231,10 @@ class Recorder:
     ) -> Rows:
         """Record norms, rotary embedding and cache write. cos_sin: [num_positions, rotary_dim], fp32."""
         keep_alive = [None, None] if norms is None else [norm.float().contiguous() for norm in norms]
-        q_norm, k_norm = (None if each is None else each.data_ptr() for each in keep_alive)
         fields = {
-            "q_norm": q_norm,
-            "k_norm": k_norm,
-            "cos_sin": None if cos_sin is None else cos_sin.data_ptr(),
+            "q_norm": address(keep_alive[0]),
+            "k_norm": address(keep_alive[1]),
+            "cos_sin": address(cos_sin),
             "rotary_dim": 0 if cos_sin is None else cos_sin.shape[1],
             "cache": ctypes.addressof(cache),
             "num_heads": num_heads,
@@ -251,39 +250,18 @@ class Recorder:
             keep_alive=[*keep_alive, cos_sin, cache],
         )
 
-    def attention(
-        self,
-        qkv: Rows,
-        num_heads: int,
-        scale: float,
-        cache: structs.KvLayer,
-        window: int | None = None,
-        softcap: float | None = None,
-        alibi_slopes: torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> Rows:
-        """Record attention of the query heads, which come first in `qkv`.
-
-        Args:
-            window: number of latest keys that a query sees, including its own; None: all keys.
-            softcap: scores become cap * tanh(score / cap); None: no soft cap.
-            alibi_slopes: [num_heads], fp32: slope * (key position - query position) is added to scores.
-            sinks: [num_heads], fp32: score of an additional key with a value of zero.
-        """
+    def attention(self, qkv: Rows, num_heads: int, cache: structs.KvLayer, rules: ScoreRules) -> Rows:
+        """Record attention of the query heads, which come first in `qkv`."""
         size = self.team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
         fields = {
             "cache": ctypes.addressof(cache),
             "num_heads": num_heads,
-            "scale": scale,
-            "window": window or 0,
-            "softcap": softcap or 0.0,
-            "slopes": None if alibi_slopes is None else alibi_slopes.data_ptr(),
-            "sinks": None if sinks is None else sinks.data_ptr(),
             "scratch_bytes": size,
+            **structs.score_fields(rules),
         }
         scratch = {"scratch": (size, torch.uint8)}
         output = Rows.make(self, num_heads * cache.head_dim)
-        keep_alive: list[object] = [cache, alibi_slopes, sinks]
+        keep_alive: list[object] = [cache, rules]
         return self._record(
             structs.Attention, {"q": qkv}, output, fields, scratch=scratch, keep_alive=keep_alive
         )

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from lmi_kernels.attention.paged_sequences import ScoreRules
+
 
 class Storage(IntEnum):
     """Storage format of a native weight or the KV cache."""
@@ -58,6 +60,11 @@ class Function(IntEnum):
     RELU2 = 5
     SCALE = 6
     SOFTCAP = 7
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Return the address of a tensor's numbers; None, a null pointer, if there is no tensor."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 class Struct(ctypes.Structure):
@@ -181,6 +188,17 @@ class Attention(Struct):
         *_pointers("slopes", "sinks", "scratch"),
         *_int64s("scratch_bytes"),
     )
+
+
+def score_fields(rules: ScoreRules) -> dict[str, Any]:
+    """Return the fields of `Attention` for the rules, whose tensors must live as long as the struct."""
+    return {
+        "scale": rules.scale,
+        "window": rules.window or 0,
+        "softcap": rules.softcap or 0.0,
+        "slopes": address(rules.alibi_slopes),
+        "sinks": address(rules.sinks),
+    }
 
 
 class Experts(Struct):
