@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from lmi_kernels.cpu.library import Library, load
-from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Struct
+from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Struct, address
 
 
 class Program:
@@ -84,14 +84,13 @@ class Team:
         sizes = [len(each) for each in rows]
         memory = (ctypes.c_void_p * len(rows))(*[each.data_ptr() for each in rows])
         values = [None if each is None else each.contiguous() for each in (bias, scales)]
-        pointers = [None if each is None else each.data_ptr() for each in values]
         with self._lock:
             self.library.weight_fill(
                 self._handle,
                 handle,
                 memory,
                 (ctypes.c_int64 * len(rows))(*sizes),
-                *pointers,
+                *map(address, values),
                 sum(sizes),
                 gated,
             )
