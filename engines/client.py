@@ -116,6 +116,8 @@ class EngineClient:
         """Connect to the engine, which need not have started: messages wait for it."""
         self._address = address
         self._status_path = status_path
+        self.num_restarts = 0
+        """How often a restarted engine has replaced the one before."""
         self._context = zmq.Context()
         self._streams: dict[str, ClientStream[Any]] = {}
         self._replies: dict[int, gevent.event.AsyncResult[EngineStats | SchedulerReply]] = {}
@@ -250,6 +252,7 @@ class EngineClient:
                 # Use a new socket: the old one would send the successor the messages that its predecessor did not read.
                 self._disconnect()
                 self._connect()
+                self.num_restarts += 1
             gevent.sleep(_BOARD_INTERVAL_SECONDS)
 
     def _dead(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Self
 
-from engines.errors import EngineError
+from engines.errors import DeadlineExceeded, EngineError
 
 
 class FinishReason(StrEnum):
@@ -26,7 +26,8 @@ class AbortReason(StrEnum):
     STOP_SEQUENCE = "stop_sequence"
     """The text has reached a stop string: the answer is complete, and the request counts as finished."""
     CLIENT_LEFT = "client_left"
-    TIMEOUT = "timeout"
+    TIMEOUT = DeadlineExceeded.kind
+    """The web process and the engine may both enforce the deadline, so both ends have the same name."""
     FAILED = "failed"
     """The HTTP request has failed."""
     SHUTDOWN = "shutdown"

@@ -16,6 +16,12 @@ class InvalidRequest(EngineError):
     kind = "invalid_request"
 
 
+class TooManyOutputs(InvalidRequest):
+    """One HTTP request needs more outputs than even an idle engine has room for. The web process adds the field."""
+
+    kind = "too_many_outputs"
+
+
 class Overloaded(EngineError):
     """The queue is full. A later retry may succeed."""
 
@@ -62,7 +68,15 @@ def describe(error: Exception) -> str:
 
 _BY_KIND: dict[str, type[EngineError]] = {
     error.kind: error
-    for error in (InvalidRequest, Overloaded, Unavailable, DeadlineExceeded, RequestFailed, EngineDied)
+    for error in (
+        InvalidRequest,
+        TooManyOutputs,
+        Overloaded,
+        Unavailable,
+        DeadlineExceeded,
+        RequestFailed,
+        EngineDied,
+    )
 }
 
 

@@ -13,6 +13,9 @@ from engines.wire import MAX_MESSAGE_BYTES, ToClient, ToEngine, decode_to_engine
 logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 2.0
+CHECK_SECONDS = 1.0
+"""Interval at which every client with unfinished requests gets a message, if only an empty one, because only sending
+reveals that a client is gone."""
 
 
 class Front:

@@ -56,9 +56,12 @@ class EngineMetrics:
         self._step_parts: dict[str, Histogram] = {}
 
     def observe_abort(self, reason: AbortReason) -> None:
-        """Count an aborted request. A request that reached a stop string counts as finished."""
+        """Count a request that the web process ends. One that reached a stop string counts as finished, and one that
+        timed out as failed, as if the engine had ended it."""
         if reason is AbortReason.STOP_SEQUENCE:
             self.finished += 1
+        elif reason is AbortReason.TIMEOUT:
+            self.failed += 1
         else:
             self.aborted += 1
 

@@ -49,6 +49,9 @@ Result = TypeVar("Result")
 class CopyEngine(Engine, Protocol):
     """An engine that can send its outputs to a stream shared with other engines."""
 
+    num_restarts: int
+    """How often a restarted engine, with an empty cache, has replaced the one before."""
+
     def submit_to(self, stream: ClientStream[RequestOutput], *requests: Request) -> None:
         """Submit requests like `submit`, with outputs to this stream."""
 
@@ -66,7 +69,8 @@ class _Replica:
     """Requests that have not ended."""
     turn: int = 0
     """Number of the latest request that the copy was chosen for, so that copies take turns."""
-    serves: bool = True
+    num_restarts: int = 0
+    """Restarts of the engine at the latest choice."""
 
 
 @dataclass(slots=True)
@@ -112,6 +116,7 @@ class ReplicaSet:
 
     def submit(self, *requests: Request) -> RequestStream:
         stream = _CountedStream(self._count)
+        self._forget_lost_caches()
         serving = self._serving()
         by_copy: dict[int, list[Request]] = {}
         for request in requests:
@@ -203,12 +208,15 @@ class ReplicaSet:
     def _serving(self) -> list[_Replica]:
         """Return the copies that serve. Without any, return the one closest to it: its engine reports the error."""
         healths = [copy.engine.health() for copy in self._replicas]
-        for copy, health in zip(self._replicas, healths, strict=True):
-            if copy.serves and not health.ready:
-                self._prefixes.forget(copy.number)
-            copy.serves = health.ready
         nearest = min(self._replicas, key=lambda copy: _readiness_key(healths[copy.number]))
-        return [copy for copy in self._replicas if copy.serves] or [nearest]
+        return [copy for copy in self._replicas if healths[copy.number].ready] or [nearest]
+
+    def _forget_lost_caches(self) -> None:
+        """Forget the prefixes of copies that were restarted since the last call."""
+        for copy in self._replicas:
+            if copy.num_restarts != copy.engine.num_restarts:
+                copy.num_restarts = copy.engine.num_restarts
+                self._prefixes.forget(copy.number)
 
     def _count(self, output: RequestOutput) -> None:
         if output.finished:

@@ -32,11 +32,8 @@ class VocabParallelEmbedding:
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Look up embeddings. input_ids, positions: [num_rows], int64 -> [num_rows, hidden]."""
-        if self.comm.world_size == 1:
-            rows = lmi_kernels.embedding(input_ids, self.weight)
-        else:
-            rows = lmi_kernels.embedding(input_ids, self.weight, self.shard.start, self.shard.size)
-            rows = all_reduce(rows, self.comm)
+        first_id = self.shard.start if self.comm.world_size > 1 else None
+        rows = all_reduce(lmi_kernels.embedding(input_ids, self.weight, first_id), self.comm)
         if self.scale is not None:
             rows = lmi_kernels.scale(rows, self.scale)
         if self.positions is not None:

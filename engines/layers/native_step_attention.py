@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,31 +10,8 @@ import torch
 from engines.layers.attention_params import AttentionParams
 from lmi_kernels.cpu import LayerAttention, Step, Team
 
-
-@dataclass(slots=True)
-class NativeLayers:
-    """The attention of each layer of a model over a `NativeKvCache`, made on first use."""
-
-    team: Team
-    attention_by_layer: dict[int, tuple[AttentionParams, LayerAttention]] = field(default_factory=dict)
-    """Parameters and attention of each layer, by the address of the layer's cache."""
-
-    def layer_attention(self, params: AttentionParams, pool: Any) -> LayerAttention:
-        """Return the attention of a layer. pool: the layer's `KvLayer`."""
-        cached = self.attention_by_layer.get(pool.data)
-        if cached is not None and cached[0] is params:
-            return cached[1]
-        attention = LayerAttention(
-            self.team,
-            pool,
-            params.num_heads,
-            params.spec.scale,
-            window=params.spec.window,
-            softcap=params.spec.softcap,
-            sinks=params.sinks,
-        )
-        self.attention_by_layer[pool.data] = params, attention
-        return attention
+LayerAttentions = dict[int, tuple[AttentionParams, LayerAttention]]
+"""Attention of each layer, and the parameters that it was made for, by the address of the layer's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +37,9 @@ class RowAngles:
 class NativeStepAttention:
     """A `StepAttention` over a `NativeKvCache`."""
 
-    layers: NativeLayers
+    team: Team
+    layers: LayerAttentions
+    """Filled on first use."""
     step: Step
     positions: torch.Tensor
     """[num_tokens], int64."""
@@ -72,8 +51,15 @@ class NativeStepAttention:
     def attend(
         self, qkv: torch.Tensor, params: AttentionParams, pool: Any, angles: RowAngles | None = None
     ) -> torch.Tensor:
-        """See `StepAttention.attend`. angles: rotate queries and keys by these; None: no rotation here."""
-        layer, qkv = self.layers.layer_attention(params, pool), qkv.contiguous()
+        """See `StepAttention.attend`.
+
+        pool: the layer's `KvLayer`; angles: rotate queries and keys by these; None: no rotation here.
+        """
+        made_for, layer = self.layers.get(pool.data, (None, None))
+        if layer is None or made_for is not params:
+            layer = LayerAttention(self.team, pool, params.num_heads, params.score_rules)
+            self.layers[pool.data] = params, layer
+        qkv = qkv.contiguous()
         if angles is not None:
             return layer(qkv, angles.step, angles.cos_sin, angles.interleaved)
         return layer(qkv, self.step)

@@ -25,7 +25,7 @@ class RecordedAttention:
         """Record a layer's attention. pool: the layer's `KvLayer`."""
         if not isinstance(qkv, Rows):
             raise NotRecorded("attention over something other than recorded rows")
-        spec, rotary = params.spec, params.spec.rotary
+        rotary = params.spec.rotary
         turned = qkv.recorder.rope_and_store(
             qkv,
             params.num_heads,
@@ -34,13 +34,4 @@ class RecordedAttention:
             None if rotary is None else self.tables[rotary],
             pool,
         )
-        return qkv.recorder.attention(
-            turned,
-            params.num_heads,
-            spec.scale,
-            pool,
-            window=spec.window,
-            softcap=spec.softcap,
-            alibi_slopes=params.alibi_slopes,
-            sinks=params.sinks,
-        )
+        return qkv.recorder.attention(turned, params.num_heads, pool, params.score_rules)

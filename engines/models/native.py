@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engines.layers.native_step_attention import NativeLayers, NativeStepAttention
+from engines.layers.native_step_attention import LayerAttentions, NativeStepAttention
 from engines.layers.recorded_attention import RecordedAttention
 from engines.layers.rotary import RotaryTables
 from engines.models.decoder import LargestLogits, Model
@@ -90,14 +90,20 @@ class EagerModel:
     def __init__(self, model: Model, cache: Any, team: Team) -> None:
         self._model = model
         self._cache = cache
-        self._layers = NativeLayers(team)
+        self._team = team
+        self._layers: LayerAttentions = {}
         self._hidden = torch.empty(0)
 
     @torch.inference_mode()
     def forward(self, step_input: StepInput, stopwatch: Stopwatch) -> None:
         """Compute hidden states. The model's layers measure attention themselves."""
         attention = NativeStepAttention(
-            self._layers, step_input.step, step_input.positions.long(), step_input.slots, step_input.places
+            self._team,
+            self._layers,
+            step_input.step,
+            step_input.positions.long(),
+            step_input.slots,
+            step_input.places,
         )
         self._hidden = self._model.forward(step_input.ids.long(), self._cache, attention)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput, SchedulerReply
 from engines.errors import EngineError, Unavailable
-from engines.front import Front
+from engines.front import CHECK_SECONDS, Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.mpi.engine_core import EngineCore, ended_outputs
 from engines.mpi.scheduler.request_check import check_together
@@ -54,6 +54,7 @@ class Leader:
         self._disconnected: set[bytes] = set()
         """Clients whose requests are to be aborted after the step."""
         self._sent_at = 0.0
+        self._checked_at = clock()
         self._deadline: float | None = None
 
     def serve(self) -> None:
@@ -136,6 +137,10 @@ class Leader:
     def _flush(self) -> None:
         """Send the held outputs. Does not abort requests of clients that are gone: a step may be planned already."""
         self._sent_at = self._clock()
+        if self._sent_at - self._checked_at >= CHECK_SECONDS:
+            self._checked_at = self._sent_at
+            for client in set(self._clients.values()):
+                self._unsent.setdefault(client, [])
         for client, batch in self._unsent.items():
             if not self._front.send(client, Outputs(batch)):
                 self._disconnected.add(client)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from engines.config import BatchConfig
-from engines.errors import InvalidRequest, Overloaded
+from engines.errors import Overloaded, TooManyOutputs
 
 
 class HasId(Protocol):
@@ -52,7 +52,7 @@ class DynamicBatcher(Generic[Item]):
         the body that the request holds.
 
         Raises:
-            InvalidRequest: even an idle server has no room for all of them.
+            TooManyOutputs: even an idle server has no room for all of them.
             Overloaded: `max_waiting` requests are waiting already, or their bodies are too large. Requests that fit
                 into the batches that may start now do not count as waiting, so that a burst on an idle server does not
                 fill the queue. Their bodies count.
@@ -60,8 +60,8 @@ class DynamicBatcher(Generic[Item]):
         batch_size, max_waiting = self._config.batch_size, self._config.max_waiting
         most = batch_size + max_waiting
         if num_together > most:
-            raise InvalidRequest(
-                f"is one of {num_together} outputs of a single request; accepted: at most {most}, of which"
+            raise TooManyOutputs(
+                f"given {num_together} outputs in one request; accepted: at most {most}, of which"
                 f" {batch_size} run (batch_size) and {max_waiting} wait (job_queue_size)"
             )
         places = batch_size * self._num_free

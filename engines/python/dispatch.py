@@ -76,6 +76,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             if self._was_paused() and self._stuck_at is not None:
                 self._stuck_at = max(self._stuck_at, self._clock() + REACTION_SECONDS)
             self._kill_stuck_generator()
+            self._send_all([], [])
             self._start_batch()
             self._board.beat(DISPATCHER)
         self._fail_unfinished()

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from engines.core import AbortReason, EngineInfo, RequestOutput, SchedulerReply
 from engines.errors import EngineError, InvalidRequest, Unavailable
-from engines.front import Front
+from engines.front import CHECK_SECONDS, Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.invocations import InvocationOutput
 from engines.python.batcher import DynamicBatcher, HasId
@@ -59,7 +59,7 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         self._clock = clock
         self._clients: dict[str, bytes] = {}
         self._drain_deadline: float | None = None
-        self._last_turn = clock()
+        self._last_turn = self._checked_at = clock()
 
     @abstractmethod
     def _check(self, request: RequestT) -> None:
@@ -149,11 +149,16 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         self._metrics.restarts += 1
 
     def _send_all(self, outputs: Sequence[OutputT], finished: Sequence[str]) -> None:
-        """Send outputs as one message per client, and abort the requests of clients that are gone.
+        """Send outputs as one message per client, and abort the requests of clients that are gone. Call it in every
+        turn, with or without outputs, to check all clients from time to time.
 
         finished: ids of the requests that these outputs complete.
         """
         by_client: defaultdict[bytes, list[OutputT]] = defaultdict(list)
+        now = self._clock()
+        if now - self._checked_at >= CHECK_SECONDS:
+            self._checked_at = now
+            by_client.update({client: [] for client in self._clients.values()})
         for output in outputs:
             by_client[self._clients[output.id]].append(output)
         for request_id in finished:

@@ -9,6 +9,7 @@ import torch
 
 from engines.core import SamplingParams
 from engines.sampling.batch import SequenceState
+from lmi_kernels import logit_thresholds
 
 
 class SamplingPlan:
@@ -37,13 +38,25 @@ class SamplingPlan:
         self.top_k = column([min(each.top_k, vocab_size) for each in params], torch.int64)
         self.top_p = column([each.top_p for each in params], torch.float64)
         self.min_p = column([each.min_p for each in params], torch.float64)
-        self.truncates = any(
+        self._truncates = any(
             params[i].top_k > 0 or params[i].top_p < 1.0 or params[i].min_p > 0.0 for i in self.sampled
         )
         self.seeds = column([seed_bits(each) for each in params], torch.int64)
         thresholds = torch.full((len(params),), -math.inf, device=device)
-        self.no_edges = thresholds, torch.zeros_like(thresholds, dtype=torch.int32)
+        self._no_edges = thresholds, torch.zeros_like(thresholds, dtype=torch.int32)
         """Thresholds and last ids that keep every token."""
+
+    def edges(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Truncate by top_k (Fan et al. 2018, arXiv:1805.04833), then top_p (Holtzman et al. 2020, arXiv:1904.09751),
+        then min_p (Nguyen et al. 2024, arXiv:2407.01082), in the rows that ask for it.
+
+        logits: [num_rows, vocab_size], any float dtype, rows contiguous.
+
+        Returns: thresholds and last ids, see `lmi_kernels.logit_thresholds`.
+        """
+        if not self._truncates:
+            return self._no_edges
+        return logit_thresholds(logits, self.temperature, self.top_k, self.top_p, self.min_p)
 
 
 def seed_bits(params: SamplingParams) -> int:

@@ -10,11 +10,10 @@ from engines.core import SampledToken, SamplingParams, TokenLogprobs
 from engines.sampling.adjustments import logit_bias, penalties
 from engines.sampling.bans import bans
 from engines.sampling.batch import SAMPLED_ROWS, SamplingBatch, SamplingRow, SequenceState
-from engines.sampling.draw import choose, find_edges
 from engines.sampling.plan import SamplingPlan
 from engines.sampling.report import report
-from engines.sampling.typical_p import typical_p
-from lmi_kernels import likeliest
+from engines.sampling.typical_p import ban_truncated, typical_p
+from lmi_kernels import choose_tokens, likeliest
 
 LogitsStep = Callable[[torch.Tensor, SamplingBatch], None]
 
@@ -23,8 +22,7 @@ STEPS: tuple[LogitsStep, ...] = (penalties, logit_bias, bans)
 
 The repetition penalty multiplies by a factor that depends on the sign of the logit, so it needs the model's own logits
 and comes first. Biases and the other penalties only add, so their order does not matter. Bans come after all changes.
-Sampled rows continue with temperature, top_k, top_p and min_p (`draw.py`), and `typical_p`; greedy rows and beams do
-not.
+Sampled rows continue with temperature, top_k, top_p and min_p, and `typical_p`; greedy rows and beams do not.
 """
 
 
@@ -65,11 +63,14 @@ class Sampler:
         beams: dict[int, TokenLogprobs] = {}
         if plan.changed:
             changed, beams = self._apply_steps(logits, rows, plan)
-        edges = find_edges(changed, plan)
+        edges = plan.edges(changed)
         if plan.typical:
-            edges.ban_others(changed, plan.typical)
+            ban_truncated(changed, plan.typical, *edges)
             typical_p(changed, plan)
-        chosen, finite = choose(changed, rows, plan, edges)
+        positions = plan.seeds  # not read if all rows are greedy
+        if plan.sampled:
+            positions = torch.tensor([len(row.token_ids) for row in rows], device=logits.device)
+        chosen, finite = choose_tokens(changed, plan.temperature, *edges, plan.seeds, positions)
         if plan.restricted:
             finite[plan.restricted] &= logits[plan.restricted].amax(dim=-1).isfinite()
         logprobs, tops = report(logits, chosen, rows) if plan.reported else ({}, {})

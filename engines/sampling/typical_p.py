@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -14,6 +15,21 @@ _LEAST_HEAT = 1e-30
 _SMALLEST = torch.finfo(torch.float32).min
 _ENTROPY_UNIT = 2.0**56
 """Fixed-point unit of entropy. Entropy is at most log(vocab_size), below 2**4, so sums stay far below 2**63."""
+
+
+def ban_truncated(
+    logits: torch.Tensor, rows: Sequence[int], thresholds: torch.Tensor, last_ids: torch.Tensor
+) -> None:
+    """Set the logits that truncation excludes to -inf.
+
+    Args:
+        logits: [num_rows, vocab_size], fp32, changed in place in `rows`.
+        thresholds, last_ids: [num_rows], see `lmi_kernels.logit_thresholds`.
+    """
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    for i in rows:
+        row, edge = logits[i], thresholds[i]
+        row.masked_fill_((row < edge) | ((row == edge) & (ids > last_ids[i])), -math.inf)
 
 
 def typical_p(logits: torch.Tensor, plan: SamplingPlan) -> None:

@@ -249,6 +249,7 @@ def generation_requests(
                 counts.best_of,
                 counts.ranked,
                 prompt.truncated,
+                counts.field if counts.best_of > 1 else prompt.field.partition("[")[0],
             )
         )
     return tuple(requests)

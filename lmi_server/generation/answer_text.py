@@ -57,6 +57,8 @@ class GenerationRequest:
     """Whether the `n` most likely completions are returned, the best one first. Otherwise, all are, in their order."""
     truncated: bool = False
     """Whether `prompt_token_ids` is only a part of `prompt`."""
+    count_field: str = ""
+    """The body's field that determines the number of outputs: the one that sets `best_of`, or that of all prompts."""
 
 
 class TopToken(NamedTuple):

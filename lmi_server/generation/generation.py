@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 from engines.base import Engine, RequestStream
 from engines.core import AbortReason, RequestOutput
-from engines.errors import DeadlineExceeded, EngineError, InvalidRequest, error_from_kind, tokens_generated
+from engines.errors import (
+    DeadlineExceeded,
+    EngineError,
+    InvalidRequest,
+    TooManyOutputs,
+    error_from_kind,
+    tokens_generated,
+)
+from lmi_server.errors import InvalidField
 from lmi_server.generation.answer_text import (
     Completion,
     CompletionText,
@@ -188,6 +196,8 @@ class TextGeneration:
         by_deadline = self._http.engine_enforces_deadline and self._http.timeout is not None
         if by_deadline and output.error_kind == DeadlineExceeded.kind:
             return self._timed_out()
+        if output.error_kind == TooManyOutputs.kind:
+            return InvalidField(answer.request.count_field, output.error_message)
         where = f"{answer.request.field}: " if len(self._prompts) > 1 else ""
         return error_from_kind(output.error_kind, where + output.error_message)
 

@@ -389,7 +389,7 @@ def test_the_client_follows_a_restarted_engine(tmp_path: Path) -> None:
         assert output.error_kind == "engine_died"
         successor.beat(0)
         successor.set_state(EngineState.READY)
-        _wait(lambda: client.health().ready)
+        _wait(lambda: client.health().ready and client.num_restarts == 1)
         done = RequestOutput("next", finish_reason=FinishReason.LENGTH)
         engine = _Engine(address, _answer(done))
         try:

@@ -43,11 +43,11 @@ def test_a_capability_without_a_file_gets_the_defaults(monkeypatch: pytest.Monke
 
 def test_the_file_of_the_device_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     _fake_gpu(monkeypatch, "NVIDIA H200", (9, 0))
-    own = {"NVIDIA_H200": {"experts": {"1": {"block_m": 99}}}}
+    own = {"NVIDIA_H200": {"experts_down": {"1": {"block_m": 99}}}}
     table = tuning._table
     monkeypatch.setattr(tuning, "_table", lambda name: own.get(name) or table(name))
-    assert tuning.parameters("experts", "1", GPU) == {"block_m": 99}
-    assert tuning.parameters("experts", "8", GPU) == table("sm_90")["experts"]["8"]
+    assert tuning.parameters("experts_down", "1", GPU) == {"block_m": 99}
+    assert tuning.parameters("experts_down", "8", GPU) == table("sm_90")["experts_down"]["8"]
 
 
 def test_missing_parameters_are_an_error() -> None:

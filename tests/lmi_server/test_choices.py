@@ -10,7 +10,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from engines.core import FinishReason, Request, RequestOutput
-from engines.errors import RequestFailed
+from engines.errors import RequestFailed, TooManyOutputs
 from lmi_server.apis.parameters import combinations
 from lmi_server.generation.candidates import choice_seed
 from lmi_server.text.tokenizer import TextModel
@@ -54,6 +54,27 @@ def test_each_choice_is_a_request_that_can_share_the_prompts_blocks(
     assert len(set(seeds)) == 3
     assert {r.priority for r in requests} == {-4}
     assert len({r.id for r in requests}) == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, {"n": 3}, "n"),
+        (COMPLETIONS, {"num_return_sequences": 3}, "num_return_sequences"),
+        (COMPLETIONS, {"prompt": ["Hello", "Hi"], "n": 1}, "prompt"),
+        (COMPLETIONS, {"prompt": ["Hello", "Hi"], "n": 2, "best_of": 3}, "best_of"),
+        (INVOCATIONS, {"best_of": 3}, "parameters.best_of"),
+    ],
+)
+def test_a_refusal_of_too_many_outputs_names_the_field_that_determines_their_number(
+    path: str, body: dict[str, Any], field: str, client: FlaskClient, engine: FakeEngine
+) -> None:
+    refusal = TooManyOutputs("given 3 outputs in one request; accepted: at most 2")
+    engine.script = lambda request: tokens(request, [], refusal)
+    reply = post(client, path, **body)
+    assert refusal_of(reply) == f"{field}: {refusal}"
+    error = reply.get_json()["error"]
+    assert path == INVOCATIONS or (error["param"], error["code"]) == (field, "invalid_request")
 
 
 def test_seeds_of_choices_are_stable() -> None:

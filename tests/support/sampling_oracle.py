@@ -29,10 +29,9 @@ from engines.core import SamplingParams
 from engines.sampling.adjustments import logit_bias, penalties
 from engines.sampling.bans import bans
 from engines.sampling.batch import SamplingBatch, SamplingRow, SequenceState
-from engines.sampling.draw import find_edges
 from engines.sampling.plan import SamplingPlan
 from engines.sampling.sampler import STEPS, LogitsStep
-from engines.sampling.typical_p import typical_p
+from engines.sampling.typical_p import ban_truncated, typical_p
 
 CLOSE = 1e-5
 """Tolerance of cumulative probabilities near a limit. A different order of summation changes them by less."""
@@ -43,7 +42,7 @@ _ALONE = SamplingParams(1, temperature=1.0)
 def truncate(logits: torch.Tensor, batch: SamplingBatch) -> None:
     """Apply top_k, top_p and min_p as a step."""
     plan = SamplingPlan([row.params for row in batch.rows], logits.shape[1], logits.device)
-    find_edges(logits, plan).ban_others(logits, plan.sampled)
+    ban_truncated(logits, plan.sampled, *plan.edges(logits))
 
 
 def keep_typical(logits: torch.Tensor, batch: SamplingBatch) -> None:

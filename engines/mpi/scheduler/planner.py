@@ -56,6 +56,7 @@ class StepPlanner:
         """Whether the next sequence could not be admitted although a place was free, for lack of blocks or because a
         static batch runs."""
         self.num_preemptions = 0
+        """Preemptions of sequences that had computed tokens."""
         self.num_prefix_hit_tokens = 0
         self.num_recomputed_tokens = 0
         self._admission = ADMISSION_MODES[config.batch_scheduler_policy]
@@ -266,7 +267,7 @@ class StepPlanner:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.num_preemptions += 1
+        self.num_preemptions += sequence.num_computed_tokens > 0
         sequence.num_preemptions += 1
         sequence.num_ever_computed = max(sequence.num_ever_computed, sequence.num_computed_tokens)
         sequence.prompt_logprobs.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from engines.core import Request, SchedulerSettings
-from engines.errors import InvalidRequest, Overloaded
+from engines.errors import InvalidRequest, Overloaded, TooManyOutputs
 from engines.mpi.cache.block_manager import BlockManager
 from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.waiting_queue import WaitingQueue
@@ -51,21 +51,21 @@ def check_together(requests: tuple[Request, ...], settings: SchedulerSettings) -
     """Check that an idle server has room for all requests of one HTTP request. Otherwise it could never be accepted.
 
     Raises:
-        InvalidRequest: they exceed a limit.
+        TooManyOutputs: they exceed a limit.
     """
     used_places = accumulate(request.sampling.num_beams for request in requests)
     placed = sum(used <= settings.num_places for used in used_places)
     limit, max_waiting, waiting = settings.max_queued_tokens, settings.max_waiting, requests[placed:]
     if len(waiting) > max_waiting:
-        raise InvalidRequest(
-            f"is one of {len(requests)} outputs of a single request; accepted: at most {placed + max_waiting}, of which"
+        raise TooManyOutputs(
+            f"given {len(requests)} outputs in one request; accepted: at most {placed + max_waiting}, of which"
             f" {placed} run at once and {max_waiting} wait (job_queue_size)"
         )
     num_tokens = sum(len(request.prompt_token_ids) for request in waiting)
     if limit is not None and len(waiting) > 1 and num_tokens > limit:  # a single one may always wait
-        raise InvalidRequest(
-            f"is one of {len(requests)} outputs of a single request, of which {len(waiting)} with prompts of"
-            f" {num_tokens} tokens have to wait; accepted: at most {limit} tokens (option.max_queued_tokens)"
+        raise TooManyOutputs(
+            f"given {len(requests)} outputs in one request, of which {len(waiting)} have to wait, with prompts of"
+            f" {num_tokens} tokens; accepted: at most {limit} tokens (option.max_queued_tokens)"
         )
 
 

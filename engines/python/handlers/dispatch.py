@@ -84,6 +84,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                         slot.postpone(self._clock() + REACTION_SECONDS)
                 for slot in list(self._slots):
                     self._kill_if_stuck(slot)
+                self._send_all([], [])
                 self._start_calls()
                 self._scale_workers()
                 self._board.beat(DISPATCHER)

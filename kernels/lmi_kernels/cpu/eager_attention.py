@@ -6,7 +6,8 @@ import ctypes
 
 import torch
 
-from lmi_kernels.cpu.structs import Attention, KvLayer, RopeAndStore, Step
+from lmi_kernels.attention.paged_sequences import ScoreRules
+from lmi_kernels.cpu.structs import Attention, KvLayer, RopeAndStore, Step, address, score_fields
 from lmi_kernels.cpu.team import Program, Team
 
 
@@ -16,30 +17,16 @@ class LayerAttention:
     See `Recorder.rope_and_store` and `Recorder.attention`.
     """
 
-    def __init__(
-        self,
-        team: Team,
-        cache: KvLayer,
-        num_heads: int,
-        scale: float,
-        *,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> None:
-        """sinks: [num_heads], fp32."""
+    def __init__(self, team: Team, cache: KvLayer, num_heads: int, rules: ScoreRules) -> None:
         self._team, self._width = team, num_heads * cache.head_dim
         self._scratch_bytes = team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
-        self._keep_alive = (cache, sinks)
+        self._keep_alive = (cache, rules)
         self._store = RopeAndStore(cache=ctypes.addressof(cache), num_heads=num_heads)
         self._attention = Attention(
             cache=ctypes.addressof(cache),
             num_heads=num_heads,
-            scale=scale,
-            window=window or 0,
-            softcap=softcap or 0.0,
-            sinks=None if sinks is None else sinks.data_ptr(),
             scratch_bytes=self._scratch_bytes,
+            **score_fields(rules),
         )
         self._program = Program([self._store, self._attention])
 
@@ -65,7 +52,7 @@ class LayerAttention:
         store, attention = self._store, self._attention
         store.qkv = attention.q = qkv.data_ptr()
         store.qkv_stride = attention.q_stride = qkv.stride(0)
-        store.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
+        store.cos_sin = address(cos_sin)
         store.rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
         store.interleaved = interleaved
         attention.y, attention.y_stride = out.data_ptr(), out.stride(0)

@@ -8,6 +8,7 @@ import os
 from ctypes import POINTER, c_bool, c_char_p, c_double, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lmi_kernels.cpu.structs import Layout, Op, Step, Struct
 
@@ -30,38 +31,29 @@ class Library:
             AttributeError, ValueError: the library was built from other sources.
             ValueError: the processor lacks the instruction set.
         """
-        functions = ctypes.CDLL(str(path))
-        functions.lmi_struct_sizes.restype = c_int64
-        if functions.lmi_struct_sizes() != sum(map(ctypes.sizeof, Struct.__subclasses__())):
+        library = ctypes.CDLL(str(path))
+
+        def function(name: str, result: Any, *arguments: Any) -> Any:
+            found = getattr(library, name)
+            found.restype, found.argtypes = result, arguments
+            return found
+
+        if function("lmi_struct_sizes", c_int64)() != sum(map(ctypes.sizeof, Struct.__subclasses__())):
             raise ValueError(f"{path.name} was built from other sources; run `make -B install`")
-        self.team_new = functions.lmi_team_new
-        self.team_new.argtypes, self.team_new.restype = [c_int32], c_void_p
-        self.team_free = functions.lmi_team_free
-        self.team_free.argtypes, self.team_free.restype = [c_void_p], None
-        self.team_show_alive_at = functions.lmi_team_show_alive_at
-        self.team_show_alive_at.argtypes, self.team_show_alive_at.restype = (
-            [c_void_p, POINTER(c_double)],
-            None,
+        self.team_new = function("lmi_team_new", c_void_p, c_int32)
+        self.team_free = function("lmi_team_free", None, c_void_p)
+        self.team_show_alive_at = function("lmi_team_show_alive_at", None, c_void_p, POINTER(c_double))
+        self.run = function("lmi_run", None, c_void_p, POINTER(Op), c_int64, POINTER(Step), POINTER(c_double))
+        self.lay_out = function("lmi_lay_out", c_bool, POINTER(Layout), POINTER(Step))
+        self.weight_new = function("lmi_weight_new", c_void_p, c_int64, c_int64, c_int32, c_int32)
+        self.weight_free = function("lmi_weight_free", None, c_void_p)
+        blocks = POINTER(c_void_p), POINTER(c_int64)
+        self.weight_fill = function(
+            "lmi_weight_fill", c_bool, c_void_p, c_void_p, *blocks, c_int32, c_void_p, c_void_p, c_int64, c_bool
         )
-        self.run = functions.lmi_run
-        self.run.argtypes = [c_void_p, POINTER(Op), c_int64, POINTER(Step), POINTER(c_double)]
-        self.run.restype = None
-        self.lay_out = functions.lmi_lay_out
-        self.lay_out.argtypes, self.lay_out.restype = [POINTER(Layout), POINTER(Step)], c_bool
-        self.weight_new = functions.lmi_weight_new
-        self.weight_new.argtypes, self.weight_new.restype = [c_int64, c_int64, c_int32, c_int32], c_void_p
-        self.weight_free = functions.lmi_weight_free
-        self.weight_free.argtypes, self.weight_free.restype = [c_void_p], None
-        self.weight_fill = functions.lmi_weight_fill
-        self.weight_fill.argtypes = [*[c_void_p] * 2, POINTER(c_void_p), POINTER(c_int64), c_int32]
-        self.weight_fill.argtypes += [*[c_void_p] * 2, c_int64, c_bool]
-        self.weight_fill.restype = c_bool
-        self.attention_scratch_bytes = functions.lmi_attention_scratch_bytes
+        self.attention_scratch_bytes = function("lmi_attention_scratch_bytes", c_int64, *[c_int32] * 4)
         """(number of threads, query heads, KV heads, head_dim) -> bytes of `Attention.scratch`."""
-        self.attention_scratch_bytes.argtypes = [c_int32] * 4
-        self.attention_scratch_bytes.restype = c_int64
-        choose = functions.lmi_use_instructions
-        choose.argtypes, choose.restype = [c_char_p], c_char_p
+        choose = function("lmi_use_instructions", c_char_p, c_char_p)
         name: bytes | None = choose(wanted.encode() if wanted else None)
         if name is None:
             raise ValueError(f"this processor has no {wanted or 'AVX2'} instructions")

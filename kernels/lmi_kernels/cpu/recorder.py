@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from lmi_kernels.attention.paged_sequences import ScoreRules
 from lmi_kernels.cpu import structs
 from lmi_kernels.cpu.screen import Screen
-from lmi_kernels.cpu.structs import Function, Struct
+from lmi_kernels.cpu.structs import Function, Struct, address
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight, padded
 
@@ -81,7 +82,7 @@ class Node:
     operands: dict[str, Rows]
     """Operands by the struct's address field. The field for the stride is `<field>_stride`."""
     output: Rows
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any]
     in_place: str = ""
     """Key in `operands` of the operand that the output overwrites. Empty if there is none."""
     scratch: dict[str, tuple[int, torch.dtype]] = field(default_factory=dict)
@@ -109,22 +110,20 @@ class Recorder:
 
     def select(self, x: Rows) -> Rows:
         """Record selecting the rows at the step's places."""
-        return self._record(structs.Gather, {"x": x}, Rows.make(self, x.width), {"width": x.width})
+        return self._record(structs.Gather, {"x": x}, x.width, {"width": x.width})
 
     def gather(self, source: torch.Tensor, width: int) -> Rows:
         """Record gathering the rows at the step's places from another program's result, [max_rows, width]."""
-        output = Rows.make(self, width)
         fields = {"x": source.data_ptr(), "x_stride": source.stride(0), "width": width}
-        return self._record(structs.Gather, {}, output, fields, keep_alive=[source])
+        return self._record(structs.Gather, {}, width, fields, keep_alive=[source])
 
     def embedding(self, numbers: Rows, table: NativeWeight, first_id: int) -> Rows:
         """Record the lookup of the step's ids or positions."""
         if numbers is not self.ids and numbers is not self.positions:
             raise NotRecorded("embeddings of rows that are neither token ids nor positions")
-        output = Rows.make(self, table.in_features)
         of_positions = numbers is self.positions
         fields = {"table": table.handle, "first_id": first_id, "of_positions": of_positions}
-        return self._record(structs.Embed, {}, output, fields, keep_alive=[table])
+        return self._record(structs.Embed, {}, table.in_features, fields, keep_alive=[table])
 
     def rms_norm(self, x: Rows, weight: torch.Tensor, eps: float) -> Rows:
         return self._norm(x, weight, None, {"eps": eps})
@@ -134,21 +133,17 @@ class Recorder:
 
     def _norm(self, x: Rows, weight: torch.Tensor, bias: torch.Tensor | None, fields: dict[str, Any]) -> Rows:
         keep_alive = [weight.float().contiguous(), None if bias is None else bias.float().contiguous()]
-        addresses = [None if each is None else each.data_ptr() for each in keep_alive]
-        fields |= {"weight": addresses[0], "bias": addresses[1], "width": x.width}
-        return self._record(
-            structs.Norm, {"x": x}, Rows.make(self, x.width), fields, keep_alive=[*keep_alive]
-        )
+        fields |= {"weight": address(keep_alive[0]), "bias": address(keep_alive[1]), "width": x.width}
+        return self._record(structs.Norm, {"x": x}, x.width, fields, keep_alive=keep_alive)
 
     def add(self, x: Rows, other: Rows) -> Rows:
         if x.width != other.width:
             raise NotRecorded("the sum of rows of different widths")
-        operands = {"x": x, "other": other}
-        return self._record(structs.Add, operands, Rows.make(self, x.width), {"width": x.width})
+        return self._record(structs.Add, {"x": x, "other": other}, x.width, {"width": x.width})
 
     def elementwise(self, x: Rows, function: Function, parameter: float = 0.0) -> Rows:
         fields = {"width": x.width, "function": function, "parameter": parameter}
-        return self._record(structs.Elementwise, {"x": x}, Rows.make(self, x.width), fields)
+        return self._record(structs.Elementwise, {"x": x}, x.width, fields)
 
     def linear(self, x: Rows, weight: NativeWeight) -> Rows:
         """Record a linear layer. For a gated weight the result is activation(gate) * up.
@@ -159,8 +154,9 @@ class Recorder:
         weight.check_width(x)
         fields = {"weight": weight.handle, **weight.epilogue}
         scratch = weight.scratch_sizes(self.max_rows)
-        output = Rows.make(self, weight.width)
-        return self._record(structs.Linear, {"x": x}, output, fields, scratch=scratch, keep_alive=[weight])
+        return self._record(
+            structs.Linear, {"x": x}, weight.width, fields, scratch=scratch, keep_alive=[weight]
+        )
 
     def experts(
         self,
@@ -193,8 +189,7 @@ class Recorder:
             "renormalise": renormalise,
         }
         operands, keep_alive = {"x": x, "logits": logits}, [*tables, *weights]
-        output = Rows.make(self, hidden)
-        return self._record(structs.Experts, operands, output, fields, scratch=scratch, keep_alive=keep_alive)
+        return self._record(structs.Experts, operands, hidden, fields, scratch=scratch, keep_alive=keep_alive)
 
     def greedy_head(
         self, x: Rows, weight: NativeWeight, screen: Screen, first_column: int, softcap: float
@@ -214,11 +209,8 @@ class Recorder:
             "largest_share": screen.largest_share,
             "pause": pause.data_ptr(),
         }
-        keep_alive: list[object] = [weight, screen, pause]
-        output = Rows.make(self, 2)
-        return self._record(
-            structs.GreedyHead, {"x": x}, output, fields, scratch=scratch, keep_alive=keep_alive
-        )
+        keep_alive = [weight, screen, pause]
+        return self._record(structs.GreedyHead, {"x": x}, 2, fields, scratch=scratch, keep_alive=keep_alive)
 
     def rope_and_store(
         self,
@@ -230,86 +222,52 @@ class Recorder:
         cache: structs.KvLayer,
     ) -> Rows:
         """Record norms, rotary embedding and cache write. cos_sin: [num_positions, rotary_dim], fp32."""
-        keep_alive = [None, None] if norms is None else [norm.float().contiguous() for norm in norms]
-        q_norm, k_norm = (None if each is None else each.data_ptr() for each in keep_alive)
+        weights = [None, None] if norms is None else [norm.float().contiguous() for norm in norms]
         fields = {
-            "q_norm": q_norm,
-            "k_norm": k_norm,
-            "cos_sin": None if cos_sin is None else cos_sin.data_ptr(),
+            "q_norm": address(weights[0]),
+            "k_norm": address(weights[1]),
+            "cos_sin": address(cos_sin),
             "rotary_dim": 0 if cos_sin is None else cos_sin.shape[1],
             "cache": ctypes.addressof(cache),
             "num_heads": num_heads,
             "eps": eps,
         }
-        output = Rows.make(self, qkv.width)
+        keep_alive = [*weights, cos_sin, cache]
         return self._record(
-            structs.RopeAndStore,
-            {"qkv": qkv},
-            output,
-            fields,
-            "qkv",
-            keep_alive=[*keep_alive, cos_sin, cache],
+            structs.RopeAndStore, {"qkv": qkv}, qkv.width, fields, in_place="qkv", keep_alive=keep_alive
         )
 
-    def attention(
-        self,
-        qkv: Rows,
-        num_heads: int,
-        scale: float,
-        cache: structs.KvLayer,
-        window: int | None = None,
-        softcap: float | None = None,
-        alibi_slopes: torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> Rows:
-        """Record attention of the query heads, which come first in `qkv`.
-
-        Args:
-            window: number of latest keys that a query sees, including its own; None: all keys.
-            softcap: scores become cap * tanh(score / cap); None: no soft cap.
-            alibi_slopes: [num_heads], fp32: slope * (key position - query position) is added to scores.
-            sinks: [num_heads], fp32: score of an additional key with a value of zero.
-        """
+    def attention(self, qkv: Rows, num_heads: int, cache: structs.KvLayer, rules: ScoreRules) -> Rows:
+        """Record attention of the query heads, which come first in `qkv`."""
         size = self.team.attention_scratch_bytes(num_heads, cache.num_kv_heads, cache.head_dim)
         fields = {
             "cache": ctypes.addressof(cache),
             "num_heads": num_heads,
-            "scale": scale,
-            "window": window or 0,
-            "softcap": softcap or 0.0,
-            "slopes": None if alibi_slopes is None else alibi_slopes.data_ptr(),
-            "sinks": None if sinks is None else sinks.data_ptr(),
             "scratch_bytes": size,
+            **structs.score_fields(rules),
         }
-        scratch = {"scratch": (size, torch.uint8)}
-        output = Rows.make(self, num_heads * cache.head_dim)
-        keep_alive: list[object] = [cache, alibi_slopes, sinks]
+        width, scratch = num_heads * cache.head_dim, {"scratch": (size, torch.uint8)}
         return self._record(
-            structs.Attention, {"q": qkv}, output, fields, scratch=scratch, keep_alive=keep_alive
+            structs.Attention, {"q": qkv}, width, fields, scratch=scratch, keep_alive=[cache, rules]
         )
 
     def call_python(self, x: Rows, function: PythonFunction) -> Rows:
         """Record a call of `function`, which changes rows, [num_rows, width and padding], in place."""
-        return self._add(
-            Node(None, {"x": x}, Rows.make(self, x.width), in_place="x", python_function=function)
-        )
+        return self._record(None, {"x": x}, x.width, {}, in_place="x", python_function=function)
 
     def _record(
         self,
-        struct: type[Struct],
+        struct: type[Struct] | None,
         operands: dict[str, Rows],
-        output: Rows,
+        width: int,
         fields: dict[str, Any],
-        in_place: str = "",
-        scratch: dict[str, tuple[int, torch.dtype]] | None = None,
-        keep_alive: list[object] | None = None,
+        **others: Any,
     ) -> Rows:
-        return self._add(Node(struct, operands, output, fields, in_place, scratch or {}, keep_alive or []))
-
-    def _add(self, node: Node) -> Rows:
-        selected = {rows.at_places for rows in node.operands.values()}
-        if len(selected) > 1 or (True in selected and node.struct in _OF_ALL_ROWS):
+        """Record a `Node` with an output of this width, and return the output. others: attributes of the node."""
+        selected = {rows.at_places for rows in operands.values()}
+        if len(selected) > 1 or (True in selected and struct in _OF_ALL_ROWS):
             raise NotRecorded("an operation that needs all rows, on selected ones")
-        node.output.at_places = node.struct is structs.Gather or True in selected
-        self.nodes.append(node)
-        return node.output
+        output = Rows.make(self, width)
+        output.at_places = struct is structs.Gather or True in selected
+        self.nodes.append(Node(struct, operands, output, fields, **others))
+        return output

@@ -5,8 +5,12 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
+from functools import partial
+from typing import Any
 
 import torch
+
+from lmi_kernels.attention.paged_sequences import ScoreRules
 
 
 class Storage(IntEnum):
@@ -58,267 +62,194 @@ class Function(IntEnum):
     SOFTCAP = 7
 
 
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Return the address of a tensor's numbers; None, a null pointer, if there is no tensor."""
+    return None if tensor is None else tensor.data_ptr()
+
+
 class Struct(ctypes.Structure):
     """Base class of the structs whose sizes the library reports. Fields are initialised by name."""
 
 
+def _fields(kind: type[Any], *names: str) -> list[tuple[str, type[Any]]]:
+    return [(name, kind) for name in names]
+
+
+_pointers, _int64s, _int32s, _floats = (
+    partial(_fields, kind) for kind in (c_void_p, c_int64, c_int32, c_float)
+)
+
+
 class KvLayer(Struct):
     _fields_ = (
-        ("data", c_void_p),
-        ("block_bytes", c_int64),
-        ("storage", c_int32),
-        ("block_size", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
+        *_pointers("data"),
+        *_int64s("block_bytes"),
+        *_int32s("storage", "block_size", "num_kv_heads", "head_dim"),
     )
 
 
 class Sequence(Struct):
-    _fields_ = (
-        ("first_row", c_int64),
-        ("query_len", c_int32),
-        ("kv_len", c_int32),
-        ("blocks", c_void_p),
-    )
+    _fields_ = (*_int64s("first_row"), *_int32s("query_len", "kv_len"), *_pointers("blocks"))
 
 
 class Step(Struct):
     _fields_ = (
-        ("num_rows", c_int64),
-        ("ids", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("sequences", c_void_p),
-        ("num_sequences", c_int64),
-        ("places", c_void_p),
-        ("num_places", c_int64),
+        *_int64s("num_rows"),
+        *_pointers("ids", "positions", "slots", "sequences"),
+        *_int64s("num_sequences"),
+        *_pointers("places"),
+        *_int64s("num_places"),
     )
 
 
 class Layout(Struct):
     _fields_ = (
-        ("num_sequences", c_int64),
-        ("num_rows", c_int64),
-        ("plan", c_void_p),
-        ("tables", c_void_p),
-        ("num_tables", c_int64),
-        ("table_width", c_int64),
-        ("num_blocks", c_int64),
-        ("num_positions", c_int64),
-        ("block_size", c_int32),
-        ("reserved", c_int32),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("sequences", c_void_p),
+        *_int64s("num_sequences", "num_rows"),
+        *_pointers("plan", "tables"),
+        *_int64s("num_tables", "table_width", "num_blocks", "num_positions"),
+        *_int32s("block_size", "reserved"),
+        *_pointers("positions", "slots", "sequences"),
     )
 
 
 class Op(Struct):
-    _fields_ = (("kind", c_int32), ("at_places", c_int32), ("what", c_void_p))
+    _fields_ = (*_int32s("kind", "at_places"), *_pointers("what"))
 
 
 class Embed(Struct):
     KIND = OpKind.EMBED
     _fields_ = (
-        ("table", c_void_p),
-        ("y", c_void_p),
-        ("y_stride", c_int64),
-        ("first_id", c_int64),
-        ("of_positions", c_int32),
-        ("reserved", c_int32),
+        *_pointers("table", "y"),
+        *_int64s("y_stride", "first_id"),
+        *_int32s("of_positions", "reserved"),
     )
 
 
 class Gather(Struct):
     KIND = OpKind.GATHER
-    _fields_ = (
-        ("x", c_void_p),
-        ("y", c_void_p),
-        ("x_stride", c_int64),
-        ("y_stride", c_int64),
-        ("width", c_int64),
-    )
+    _fields_ = (*_pointers("x", "y"), *_int64s("x_stride", "y_stride", "width"))
 
 
 class Norm(Struct):
     KIND = OpKind.NORM
     _fields_ = (
-        ("x", c_void_p),
-        ("y", c_void_p),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("x_stride", c_int64),
-        ("y_stride", c_int64),
-        ("width", c_int64),
-        ("eps", c_float),
-        ("is_layer_norm", c_int32),
+        *_pointers("x", "y", "weight", "bias"),
+        *_int64s("x_stride", "y_stride", "width"),
+        *_floats("eps"),
+        *_int32s("is_layer_norm"),
     )
 
 
 class Add(Struct):
     KIND = OpKind.ADD
     _fields_ = (
-        ("x", c_void_p),
-        ("other", c_void_p),
-        ("y", c_void_p),
-        ("x_stride", c_int64),
-        ("other_stride", c_int64),
-        ("y_stride", c_int64),
-        ("width", c_int64),
+        *_pointers("x", "other", "y"),
+        *_int64s("x_stride", "other_stride", "y_stride", "width"),
     )
 
 
 class Elementwise(Struct):
     KIND = OpKind.ELEMENTWISE
-    _fields_ = (*Gather._fields_, ("function", c_int32), ("parameter", c_float))
+    _fields_ = (*Gather._fields_, *_int32s("function"), *_floats("parameter"))
 
 
 class Linear(Struct):
     KIND = OpKind.LINEAR
     _fields_ = (
-        ("weight", c_void_p),
-        ("x", c_void_p),
-        ("y", c_void_p),
-        ("x_stride", c_int64),
-        ("y_stride", c_int64),
-        ("epilogue", c_int32),
-        ("gate", c_int32),
-        ("integers", c_void_p),
-        ("row_scales", c_void_p),
-        ("row_norms", c_void_p),
-        ("column_norms", c_void_p),
+        *_pointers("weight", "x", "y"),
+        *_int64s("x_stride", "y_stride"),
+        *_int32s("epilogue", "gate"),
+        *_pointers("integers", "row_scales", "row_norms", "column_norms"),
     )
 
 
 class RopeAndStore(Struct):
     KIND = OpKind.ROPE_AND_STORE
     _fields_ = (
-        ("qkv", c_void_p),
-        ("qkv_stride", c_int64),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("cos_sin", c_void_p),
-        ("cache", c_void_p),
-        ("num_heads", c_int32),
-        ("rotary_dim", c_int32),
-        ("eps", c_float),
-        ("interleaved", c_int32),
+        *_pointers("qkv"),
+        *_int64s("qkv_stride"),
+        *_pointers("q_norm", "k_norm", "cos_sin", "cache"),
+        *_int32s("num_heads", "rotary_dim"),
+        *_floats("eps"),
+        *_int32s("interleaved"),
     )
 
 
 class Attention(Struct):
     KIND = OpKind.ATTENTION
     _fields_ = (
-        ("q", c_void_p),
-        ("y", c_void_p),
-        ("q_stride", c_int64),
-        ("y_stride", c_int64),
-        ("cache", c_void_p),
-        ("num_heads", c_int32),
-        ("scale", c_float),
-        ("window", c_int32),
-        ("softcap", c_float),
-        ("slopes", c_void_p),
-        ("sinks", c_void_p),
-        ("scratch", c_void_p),
-        ("scratch_bytes", c_int64),
+        *_pointers("q", "y"),
+        *_int64s("q_stride", "y_stride"),
+        *_pointers("cache"),
+        *_int32s("num_heads"),
+        *_floats("scale"),
+        *_int32s("window"),
+        *_floats("softcap"),
+        *_pointers("slopes", "sinks", "scratch"),
+        *_int64s("scratch_bytes"),
     )
+
+
+def score_fields(rules: ScoreRules) -> dict[str, Any]:
+    """Return the fields of `Attention` for the rules, whose tensors must live as long as the struct."""
+    return {
+        "scale": rules.scale,
+        "window": rules.window or 0,
+        "softcap": rules.softcap or 0.0,
+        "slopes": address(rules.alibi_slopes),
+        "sinks": address(rules.sinks),
+    }
 
 
 class Experts(Struct):
     KIND = OpKind.EXPERTS
     _fields_ = (
-        ("x", c_void_p),
-        ("logits", c_void_p),
-        ("y", c_void_p),
-        ("x_stride", c_int64),
-        ("logits_stride", c_int64),
-        ("y_stride", c_int64),
-        ("gate_up", c_void_p),
-        ("down", c_void_p),
-        ("num_experts", c_int32),
-        ("top_k", c_int32),
-        ("gate", c_int32),
-        ("renormalise", c_int32),
-        ("choices", c_void_p),
-        ("shares", c_void_p),
-        ("inputs", c_void_p),
-        ("middle", c_void_p),
-        ("parts", c_void_p),
-        ("integers", c_void_p),
-        ("row_scales", c_void_p),
+        *_pointers("x", "logits", "y"),
+        *_int64s("x_stride", "logits_stride", "y_stride"),
+        *_pointers("gate_up", "down"),
+        *_int32s("num_experts", "top_k", "gate", "renormalise"),
+        *_pointers("choices", "shares", "inputs", "middle", "parts", "integers", "row_scales"),
     )
 
 
 class Truncate(Struct):
     KIND = OpKind.TRUNCATE
     _fields_ = (
-        ("logits", c_void_p),
-        ("stride", c_int64),
-        ("vocab_size", c_int64),
-        ("temperature", c_void_p),
-        ("top_k", c_void_p),
-        ("top_p", c_void_p),
-        ("min_p", c_void_p),
-        ("thresholds", c_void_p),
-        ("last_ids", c_void_p),
-        ("scratch", c_void_p),
+        *_pointers("logits"),
+        *_int64s("stride", "vocab_size"),
+        *_pointers("temperature", "top_k", "top_p", "min_p", "thresholds", "last_ids", "scratch"),
     )
 
 
 class Choose(Struct):
     KIND = OpKind.CHOOSE
     _fields_ = (
-        ("logits", c_void_p),
-        ("stride", c_int64),
-        ("vocab_size", c_int64),
-        ("temperature", c_void_p),
-        ("thresholds", c_void_p),
-        ("last_ids", c_void_p),
-        ("seeds", c_void_p),
-        ("positions", c_void_p),
-        ("tokens", c_void_p),
-        ("finite", c_void_p),
+        *_pointers("logits"),
+        *_int64s("stride", "vocab_size"),
+        *_pointers("temperature", "thresholds", "last_ids", "seeds", "positions", "tokens", "finite"),
     )
 
 
 class Logprobs(Struct):
     KIND = OpKind.LOGPROBS
     _fields_ = (
-        ("logits", c_void_p),
-        ("stride", c_int64),
-        ("vocab_size", c_int64),
-        ("rows", c_void_p),
-        ("tokens", c_void_p),
-        ("counts", c_void_p),
-        ("logprobs", c_void_p),
-        ("top_tokens", c_void_p),
-        ("top_logprobs", c_void_p),
-        ("top_stride", c_int64),
-        ("scratch", c_void_p),
+        *_pointers("logits"),
+        *_int64s("stride", "vocab_size"),
+        *_pointers("rows", "tokens", "counts", "logprobs", "top_tokens", "top_logprobs"),
+        *_int64s("top_stride"),
+        *_pointers("scratch"),
     )
 
 
 class GreedyHead(Struct):
     KIND = OpKind.GREEDY_HEAD
     _fields_ = (
-        ("x", c_void_p),
-        ("y", c_void_p),
-        ("x_stride", c_int64),
-        ("y_stride", c_int64),
-        ("exact", c_void_p),
-        ("screen", c_void_p),
-        ("column_norms", c_void_p),
-        ("first_column", c_int64),
-        ("max_rows", c_int64),
-        ("softcap", c_float),
-        ("largest_share", c_float),
-        ("pause", c_void_p),
-        ("integers", c_void_p),
-        ("row_scales", c_void_p),
-        ("row_norms", c_void_p),
-        ("bounds", c_void_p),
-        ("products", c_void_p),
+        *_pointers("x", "y"),
+        *_int64s("x_stride", "y_stride"),
+        *_pointers("exact", "screen", "column_norms"),
+        *_int64s("first_column", "max_rows"),
+        *_floats("softcap", "largest_share"),
+        *_pointers("pause", "integers", "row_scales", "row_norms", "bounds", "products"),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from lmi_kernels.cpu.library import Library, load
-from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Storage, Struct
+from lmi_kernels.cpu.structs import SECONDS, Op, OpKind, Step, Storage, Struct, address
 
 
 class Program:
@@ -93,8 +93,8 @@ class Team:
                 memory,
                 (ctypes.c_int64 * len(rows))(*sizes),
                 storage,
-                None if bias is None else bias.data_ptr(),
-                None if norms is None else norms.data_ptr(),
+                address(bias),
+                address(norms),
                 sum(sizes),
                 gated,
             )

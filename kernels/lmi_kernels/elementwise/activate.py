@@ -24,7 +24,7 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "quick_gelu", "relu2"]
 _BLOCK, _NUM_WARPS = 1024, 4
 """With these each thread loads 16 bytes at a time in 16-bit dtypes."""
 
-_BY_TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+BY_TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
@@ -34,38 +34,12 @@ _BY_TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def torch_activation(kind: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return torch's implementation of an activation.
-
-    Raises:
-        ValueError: unknown activation.
-    """
-    if kind not in _BY_TORCH:
-        raise ValueError(f"activation: unknown (got {kind!r}); allowed: {', '.join(_BY_TORCH)}")
-    return _BY_TORCH[kind]
-
-
-def native_activation(kind: Activation) -> Function:
-    """Return the native kernels' value for an activation.
-
-    Raises:
-        ValueError: unknown activation.
-    """
-    torch_activation(kind)
-    return Function[kind.upper()]
-
-
 def activate(x: torch.Tensor, kind: Activation) -> torch.Tensor:
-    """Apply an activation. x: [num_rows, width], contiguous -> the same shape and dtype.
-
-    Raises:
-        ValueError: unknown activation.
-    """
-    by_torch = torch_activation(kind)
+    """Apply an activation. x: [num_rows, width], contiguous -> the same shape and dtype."""
     if isinstance(x, Rows):
-        return x.recorder.elementwise(x, native_activation(kind))
+        return x.recorder.elementwise(x, Function[kind.upper()])
     if not uses_triton(x):
-        return by_torch(x)
+        return BY_TORCH[kind](x)
     out = torch.empty_like(x)
     _activate_kernel[(cdiv(x.numel(), _BLOCK),)](
         x, out, x.numel(), KIND=kind, BLOCK=_BLOCK, num_warps=_NUM_WARPS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
-from lmi_kernels.elementwise.activate import Activation, activated, torch_activation
+from lmi_kernels.elementwise.activate import BY_TORCH, Activation, activated
 
 _BLOCK, _NUM_WARPS = 1024, 4
 """With these each thread loads 16 bytes at a time in 16-bit dtypes."""
@@ -15,14 +15,10 @@ def activate_and_mul(gate_up: torch.Tensor, kind: Activation) -> torch.Tensor:
     """Return activation(gate) * up.
 
     gate_up: [num_tokens, 2 * intermediate], gate in the first half -> [num_tokens, intermediate].
-
-    Raises:
-        ValueError: unknown activation.
     """
-    by_torch = torch_activation(kind)
     if not uses_triton(gate_up):
         gate, up = gate_up.chunk(2, dim=-1)
-        return by_torch(gate).mul_(up)
+        return BY_TORCH[kind](gate).mul_(up)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     _activate_and_mul_kernel[(rows, cdiv(width, _BLOCK))](

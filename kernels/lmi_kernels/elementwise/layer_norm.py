@@ -26,11 +26,7 @@ def layer_norms(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Resul
         affines: one or two.
 
     Returns: one tensor for each of the affines, [num_tokens, hidden] in x's dtype.
-
-    Raises:
-        ValueError: neither one nor two affines.
     """
-    _check(affines)
     if isinstance(x, Rows):
         return tuple(x.recorder.layer_norm(x, weight, bias, eps) for weight, bias in affines)
     if not uses_triton(x):
@@ -49,11 +45,7 @@ def add_layer_norms(
         affines: one or two.
 
     Returns: the normalised sums, one for each of the affines, and the sum, each [num_tokens, hidden] in x's dtype.
-
-    Raises:
-        ValueError: neither one nor two affines.
     """
-    _check(affines)
     if isinstance(x, Rows):
         total = x + residual
         return layer_norms(total, affines, eps), total
@@ -66,11 +58,6 @@ def add_layer_norms(
 def _layer_norms_torch(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Results:
     """Compute the norms with torch's LayerNorm, so that results are bit-equal to those of transformers."""
     return tuple(F.layer_norm(x, x.shape[-1:], weight, bias, eps) for weight, bias in affines)
-
-
-def _check(affines: Sequence[Affine]) -> None:
-    if len(affines) not in (1, 2):
-        raise ValueError(f"{len(affines)} pairs of weight and bias; accepted are 1 and 2")
 
 
 @jit

@@ -11,15 +11,15 @@ from lmi_kernels.linear.linear import LinearWeight, pack
 
 
 def embedding(
-    input_ids: torch.Tensor, table: torch.Tensor | LinearWeight, first_id: int = 0, num_ids: int | None = None
+    input_ids: torch.Tensor, table: torch.Tensor | LinearWeight, first_id: int | None = None
 ) -> torch.Tensor:
     """Look up token ids or positions.
 
     Args:
         input_ids: [num_rows], int64; in a recorded program `Recorder.ids` or `Recorder.positions`.
-        table: [num_ids, hidden], for the ids from `first_id` on. On a CPU it may be a native weight, possibly shared
-            with the head. A recorded program copies a tensor.
-        num_ids: number of ids in the table. Other ids give rows of 0. None: all ids are in the table.
+        table: [num_ids, hidden]. On a CPU it may be a native weight, possibly shared with the head. A recorded program
+            copies a tensor.
+        first_id: id of the first row. Ids outside the table give rows of 0. None: all ids are in the table, from 0 on.
 
     Returns: [num_rows, hidden].
 
@@ -32,10 +32,10 @@ def embedding(
         if table.native is None:
             raise ValueError("embeddings are looked up in a tensor or a native weight")
         if isinstance(input_ids, Rows):
-            return input_ids.recorder.embedding(input_ids, table.native, first_id)
-        return look_up(input_ids, table.native, first_id)
-    if num_ids is None:
+            return input_ids.recorder.embedding(input_ids, table.native, first_id or 0)
+        return look_up(input_ids, table.native, first_id or 0)
+    if first_id is None:
         return F.embedding(input_ids, table)
     local = input_ids - first_id
-    foreign = (local < 0) | (local >= num_ids)
+    foreign = (local < 0) | (local >= len(table))
     return F.embedding(local.masked_fill(foreign, 0), table).masked_fill_(foreign[:, None], 0)

@@ -15,7 +15,7 @@ import torch
 
 from lmi_kernels._triton import uses_triton
 from lmi_kernels.cpu.recorder import NotRecorded, Rows
-from lmi_kernels.elementwise.activate import Activation, torch_activation
+from lmi_kernels.elementwise.activate import Activation
 from lmi_kernels.linear.grouped_matmul import down_matmul, gate_up_matmul
 from lmi_kernels.linear.linear import LinearWeight, gated_linear, linear, pack
 from lmi_kernels.linear.route import route
@@ -51,17 +51,7 @@ def pack_experts(
         down: [num_experts, hidden, intermediate].
         pack: prepares each expert's weights on a CPU; see `lmi_kernels.pack`.
         gated: activation of the gates.
-
-    Raises:
-        ValueError: the shapes do not match, or the activation is unknown.
     """
-    torch_activation(gated)
-    num_experts, twice, hidden = gate_up.shape
-    if twice % 2 or down.shape != (num_experts, hidden, twice // 2):
-        raise ValueError(
-            f"experts of shapes {tuple(gate_up.shape)} and {tuple(down.shape)}: expected "
-            "[num_experts, 2 * intermediate, hidden] and [num_experts, hidden, intermediate]"
-        )
     if uses_triton(gate_up):
         return ExpertWeights(None, (gate_up.contiguous(), down.contiguous()), gated)
     return ExpertWeights(

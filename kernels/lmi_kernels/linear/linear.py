@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from lmi_kernels._triton import runs_triton
 from lmi_kernels.cpu.eager import multiply
 from lmi_kernels.cpu.recorder import Rows
-from lmi_kernels.cpu.structs import Storage
+from lmi_kernels.cpu.structs import Function, Storage
 from lmi_kernels.cpu.team import shared_team
 from lmi_kernels.cpu.weight import NativeWeight, blocks_of, stacked
-from lmi_kernels.elementwise.activate import Activation, native_activation
+from lmi_kernels.elementwise.activate import Activation
 from lmi_kernels.elementwise.activate_and_mul import activate_and_mul
 
 
@@ -58,10 +58,9 @@ def pack(
         storage: storage format of native kernels, see `NativeWeight`; None: the weight's dtype.
 
     Raises:
-        ValueError: unknown activation, stacked weights do not match, or `storage` is given but there are no native
-            kernels.
+        ValueError: stacked weights do not match, or `storage` is given but there are no native kernels.
     """
-    gate = None if gated is None else native_activation(gated)
+    gate = None if gated is None else Function[gated.upper()]
     blocks = blocks_of(weight)
     device = blocks[0].device
     team = shared_team() if pack_copies(device) else None

@@ -34,6 +34,8 @@ class AnswerCounts:
     best_of: int
     ranked: bool
     """Whether the answers are ordered by their log-probabilities, the most likely one first."""
+    field: str
+    """The body's field that sets `best_of`; empty for the default."""
 
 
 def answer_counts(
@@ -59,7 +61,7 @@ def answer_counts(
             f"given {best_of} for {num_prompts} prompts; accepted: at most {MAX_ANSWERS} answers in one request",
         )
     # In LMI, generated_text is the most likely answer, and best_of_sequences has the others.
-    return AnswerCounts(n, best_of, ranked=best_of > (1 if best_of_is_n else n))
+    return AnswerCounts(n, best_of, ranked=best_of > (1 if best_of_is_n else n), field=name)
 
 
 def check_beams(

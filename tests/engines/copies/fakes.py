@@ -29,6 +29,7 @@ class FakeCopy:
 
     def __init__(self) -> None:
         self.state = SERVES
+        self.num_restarts = 0
         self.requests: list[Request] = []
         """All submitted requests."""
         self.aborted: list[str] = []

@@ -111,14 +111,12 @@ def test_native_kernels_get_all_score_rules(monkeypatch: pytest.MonkeyPatch) -> 
     rows = recorder.gather(torch.zeros(4, 64), 64)
     calls: list[Any] = []
     monkeypatch.setattr(Recorder, "rope_and_store", lambda *arguments: calls.append(arguments[5]))
-    monkeypatch.setattr(
-        Recorder, "attention", lambda *arguments, **rules: calls.append((arguments[3], rules))
-    )
+    monkeypatch.setattr(Recorder, "attention", lambda *arguments: calls.append(arguments[4]))
     step = RecordedAttention(recorder.positions, recorder.places, TABLES)
     spec = replace(PLAIN, rotary=None, scale=1.0, window=4, softcap=30.0)
     step.attend(rows, _params(spec, alibi_slopes=SLOPES, sinks=SLOPES), None)
     assert calls[0] is None
-    assert calls[1] == (1.0, {"window": 4, "softcap": 30.0, "alibi_slopes": SLOPES, "sinks": SLOPES})
+    assert calls[1] == ScoreRules(1.0, 4, 30.0, SLOPES, SLOPES)
     step.attend(rows, _params(replace(PLAIN, rotary=PARTIAL)), None)
     assert calls[2] is TABLES[PARTIAL]
 

@@ -141,22 +141,22 @@ def test_requests_that_even_an_idle_server_has_no_room_for_are_invalid(tmp_path:
     front = lab.serve([(CLIENT, Submit(too_many)), (CLIENT, Submit(enough))])
     for request in too_many:
         (output,) = front.outputs[request.id]
-        assert output.error_kind == "invalid_request"
+        assert output.error_kind == "too_many_outputs"
         assert "at most 3, of which 2 run at once" in output.error_message
     for request in enough:
         check_output(front, request)
 
 
 @pytest.mark.parametrize("reason", AbortReason)
-def test_a_request_ended_by_a_stop_sequence_counts_as_finished(lab: Lab, reason: AbortReason) -> None:
+def test_a_stop_sequence_counts_as_finished_and_a_timeout_as_failed(lab: Lab, reason: AbortReason) -> None:
     requests = submit(make_request("a", [5], 40), make_request("poison", [POISON]))
     front = lab.serve(requests, [], [], [(CLIENT, Abort("a", reason)), (CLIENT, GetStats(1))])
     stats = read_stats(front)
     counters = stats.counters
-    finished = reason is AbortReason.STOP_SEQUENCE
+    finished, timed_out = reason is AbortReason.STOP_SEQUENCE, reason is AbortReason.TIMEOUT
     assert counters["lmi_requests_finished_total"] == finished
-    assert counters["lmi_requests_aborted_total"] == (not finished)
-    assert counters["lmi_requests_failed_total"] == 1
+    assert counters["lmi_requests_aborted_total"] == (not finished and not timed_out)
+    assert counters["lmi_requests_failed_total"] == 1 + timed_out
     assert counters["lmi_tokens_generated_total"] == 3
     (times,) = [h for h in stats.histograms if h.name == "lmi_time_per_output_token_seconds"]
     assert sum(times.counts) == finished
@@ -239,3 +239,14 @@ def test_requests_of_a_disconnected_web_process_are_dropped(lab: Lab) -> None:
     check_output(front, staying)
     assert read_stats(front).gauges["lmi_requests_running"] == 1
     assert read_stats(front).counters["lmi_requests_aborted_total"] == 2
+
+
+def test_requests_without_an_output_are_dropped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.mpi.leader.CHECK_SECONDS", 0.0)
+    lab = Lab(tmp_path, max_num_seqs=1)
+    staying = make_request("staying", range(4), 12)
+    waiting = submit(make_request("a"), make_request("b"))
+    script = [[*submit(staying, client=TWO), *waiting], [], [], [(TWO, GetStats(1))]]
+    front = lab.serve(*script, gone={CLIENT})
+    check_output(front, staying)
+    assert read_stats(front).gauges["lmi_requests_waiting"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,16 @@ def test_requests_that_are_aborted_after_the_last_step_are_recorded_at_once(tmp_
     assert idle["ends"] == [{"id": "a", "reason": "stop_sequence"}, {"id": "b", "reason": "client_left"}]
     assert (idle["running"], idle["waiting"], idle["blocks_used"]) == (0, 0, 0)
     assert idle["time"] >= step["time"]
+
+
+def test_a_timeout_has_one_name_whether_the_engine_or_the_web_process_is_first(tmp_path: Path) -> None:
+    file, core = _after_one_step_of_a(tmp_path)
+    core.abort("a", AbortReason.TIMEOUT)
+    core.add(dataclasses.replace(make_request("b"), deadline=0.0))
+    core.step()
+    core.stop()
+    assert [end["reason"] for end in _records(file)[-1]["ends"]] == ["deadline_exceeded"] * 2
+    assert (core.metrics.failed, core.metrics.aborted) == (2, 0)
 
 
 def test_requests_that_end_at_shutdown_are_recorded(tmp_path: Path) -> None:

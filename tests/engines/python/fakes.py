@@ -144,7 +144,8 @@ class ClockedFront(ScriptedFront):
     """Seconds by which the clock jumps, by the number of turns before."""
 
     def record(self, client: bytes, outputs: list[RequestOutput]) -> None:
-        refused = [output for output in outputs if output.error_kind in ("invalid_request", "overloaded")]
+        kinds = ("invalid_request", "too_many_outputs", "overloaded")
+        refused = [output for output in outputs if output.error_kind in kinds]
         self.refusals += [(client, output) for output in refused]
         super().record(client, [output for output in outputs if output not in refused])
 

@@ -87,7 +87,7 @@ def test_requests_that_even_an_idle_server_has_no_room_for_are_invalid(tmp_path:
     for request in requests[3:]:
         check_front(front, request)
     assert [(output.id, output.error_kind) for _, output in front.refusals] == [
-        (request.id, "invalid_request") for request in requests[:3]
+        (request.id, "too_many_outputs") for request in requests[:3]
     ]
     assert "at most 2, of which 1 run (batch_size) and 1 wait (job_queue_size)" in str(front.refusals)
 
@@ -102,7 +102,7 @@ def test_an_aborted_request_is_dropped_from_the_queue_or_its_batch(lab: Lab) -> 
         [],
         [
             (CLIENT, Abort("r1", AbortReason.CLIENT_LEFT)),
-            (CLIENT, Abort("waiting", AbortReason.CLIENT_LEFT)),
+            (CLIENT, Abort("waiting", AbortReason.TIMEOUT)),
             (CLIENT, GetStats(1)),
         ],
         *pauses(20),
@@ -115,7 +115,8 @@ def test_an_aborted_request_is_dropped_from_the_queue_or_its_batch(lab: Lab) -> 
         check_front(front, request)
     stats = read_stats(front)
     assert (stats.gauges["lmi_requests_running"], stats.gauges["lmi_requests_waiting"]) == (3, 0)
-    assert stats.counters["lmi_requests_aborted_total"] == 2
+    assert stats.counters["lmi_requests_aborted_total"] == 1
+    assert stats.counters["lmi_requests_failed_total"] == 1, "the request that timed out"
 
 
 def test_a_request_ended_by_a_stop_string_counts_as_finished(lab: Lab) -> None:
@@ -162,6 +163,15 @@ def test_requests_of_an_exited_web_process_are_dropped(lab: Lab) -> None:
     check_front(front, staying)
     assert read_stats(front).gauges["lmi_requests_running"] == 1
     assert read_stats(front).counters["lmi_requests_aborted_total"] == 2
+
+
+def test_waiting_requests_of_an_exited_web_process_are_dropped(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, batch_size=1)
+    staying = make_request("staying", [1], 12)
+    turns = [[*submit(staying, client=TWO), *submit(*make_requests(2))], *pauses(8), [(TWO, GetStats(1))]]
+    front = lab.serve(*turns, *pauses(20), gone={CLIENT})
+    check_front(front, staying)
+    assert read_stats(front).gauges["lmi_requests_waiting"] == 0
 
 
 def test_scheduler_settings_are_not_supported(lab: Lab) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from engines.core import SampledToken, SamplingParams
 from engines.sampling.batch import SamplingRow
-from engines.sampling.draw import choose
 from engines.sampling.sampler import Sampler
+from lmi_kernels import choose_tokens
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.support.randomness import FULL
 from tests.support.representatives import representatives
@@ -272,9 +272,9 @@ def test_few_rows_are_sampled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counting_choose(logits: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         sizes.append(len(logits))
-        return choose(logits, *arguments)
+        return choose_tokens(logits, *arguments)
 
-    monkeypatch.setattr("engines.sampling.sampler.choose", counting_choose)
+    monkeypatch.setattr("engines.sampling.sampler.choose_tokens", counting_choose)
     sampler = Sampler(300, CPU)
     assert sampler.sample(logits, batch) == alone
     assert sampler.sample(logits.flip(0), batch[::-1]) == alone[::-1]

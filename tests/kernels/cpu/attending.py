@@ -10,7 +10,7 @@ import torch
 
 from lmi_kernels import ScoreRules
 from lmi_kernels.cpu.library import Library
-from lmi_kernels.cpu.structs import Attention, Sequence, Step, Storage
+from lmi_kernels.cpu.structs import Attention, Sequence, Step, Storage, score_fields
 from lmi_kernels.cpu.team import Program, Team
 from tests.kernels.cpu.kv_cache import KvCache
 from tests.kernels.references.attention_reference import dense_attention
@@ -117,11 +117,7 @@ class Sequences:
             y_stride=y.stride(0),
             cache=ctypes.addressof(cache.layer),
             num_heads=shape.num_heads,
-            scale=rules.scale,
-            window=rules.window or 0,
-            softcap=rules.softcap or 0.0,
-            slopes=None if rules.alibi_slopes is None else rules.alibi_slopes.data_ptr(),
-            sinks=None if rules.sinks is None else rules.sinks.data_ptr(),
+            **score_fields(rules),
             scratch=scratch.data_ptr(),
             scratch_bytes=size,
         )

@@ -147,19 +147,23 @@ class Episode:
         self._now += 1.0
         self._report.num_steps += 1
         self._expire()
-        preemptions = self._scheduler.num_preemptions
+        preemptions = self._num_preemptions()
         step = self._scheduler.schedule()
         if step is None:
             if self._live:
                 raise Violation("there are requests, but nothing is computed")
             return
         subjects = [self._live[sequence.id] for sequence in step.sequences]
-        preempted = self._scheduler.num_preemptions > preemptions
+        preempted = self._num_preemptions() > preemptions
         self._checks.step(step, subjects, self._settings, preempted)
         self._cache.apply(step.plan)
         for output in self._compute(step):
             self._check_output(output)
         self._checks.accounting()
+
+    def _num_preemptions(self) -> int:
+        """Return all preemptions of live requests. The scheduler counts only those that lose computed tokens."""
+        return sum(sequence.num_preemptions for sequence in self._scheduler._by_id.values())
 
     def _expire(self) -> None:
         due = {name for name, s in self._live.items() if (s.request.deadline or self._now + 1) <= self._now}

@@ -99,3 +99,20 @@ def test_a_request_with_another_prompt_or_tenant_is_not_a_sibling() -> None:
     lab.scheduler.add(dataclasses.replace(make_request("c", range(1, 10), 4), same_prompt_as="a"))
     step, _ = lab.step()
     assert counts(step) == [9, 9, 9]
+
+
+def test_a_preemption_counts_only_if_computed_tokens_are_lost() -> None:
+    """Siblings that wait for the prompt hold nothing, but are preempted first."""
+    lab = Lab(num_blocks=4, max_prefill_tokens=64, policy="max_utilization")
+    requests = [
+        make_request("running", range(8), 8),
+        make_request("a", range(4), 2),
+        *(dataclasses.replace(make_request(name, range(4), 1), same_prompt_as="a") for name in "bc"),
+    ]
+    for request in requests:
+        lab.scheduler.add(request)
+    lab.step()
+    assert lab.scheduler.num_running == 4
+    lab.step()
+    assert lab.scheduler.num_running == 1
+    assert lab.scheduler.num_preemptions == 1

@@ -248,3 +248,12 @@ def test_a_crash_after_the_client_disconnected_does_not_stop_the_dispatcher(tmp_
     worker.ready()
     lab.turn()
     assert worker.calls == [], "the client of c has disconnected"
+
+
+def test_calls_of_an_exited_web_process_are_dropped_before_they_answer(lab_of_two_calls: Lab) -> None:
+    lab = lab_of_two_calls
+    lab.workers[0].ready()
+    lab.turn(invoke("a", "b"))
+    lab.client_is_gone = True
+    lab.wait(3.0)
+    assert lab.workers[0].forgotten == ["a", "b"]
