@@ -49,7 +49,16 @@ class Library:
         self.weight_free = function("lmi_weight_free", None, c_void_p)
         blocks = POINTER(c_void_p), POINTER(c_int64)
         self.weight_fill = function(
-            "lmi_weight_fill", c_bool, c_void_p, c_void_p, *blocks, c_int32, c_void_p, c_void_p, c_int64, c_bool
+            "lmi_weight_fill",
+            c_bool,
+            c_void_p,
+            c_void_p,
+            *blocks,
+            c_int32,
+            c_void_p,
+            c_void_p,
+            c_int64,
+            c_bool,
         )
         self.attention_scratch_bytes = function("lmi_attention_scratch_bytes", c_int64, *[c_int32] * 4)
         """(number of threads, query heads, KV heads, head_dim) -> bytes of `Attention.scratch`."""
