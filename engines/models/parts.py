@@ -152,19 +152,25 @@ def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]
     config, comm, names = parts.config, parts.comm, parts.config.names
     shard = split_evenly(config.vocab_size, comm.world_size, comm.rank)
     shape = (config.vocab_size, config.hidden_size)
-    head_name = _HEAD if parts.weights.has(f"{_HEAD}.weight") else names.head
-    stored = f"{parts.prefix}{names.embedding}.weight", f"{head_name}.weight"
-    if config.tie_word_embeddings:
-        table, head = parts.weights.tied_rows(*stored, shard, shape)
-    else:
-        table, head = (parts.weights.row_blocks([name], [shard], shape)[0] for name in stored)
+    embedding_name = f"{parts.prefix}{names.embedding}.weight"
+    head_name = f"{_HEAD if parts.weights.has(f'{_HEAD}.weight') else names.head}.weight"
+
+    def read(name: str) -> torch.Tensor:
+        return parts.weights.row_blocks([name], [shard], shape)[0]
+
+    tied = config.tie_word_embeddings
+    table, head = (
+        parts.weights.tied_rows(embedding_name, head_name, shard, shape) if tied else (None, read(head_name))
+    )
     packed = parts.weights.pack(head)
+    screen = lmi_kernels.screen(head, packed)
+    if table is None:  # read while the head is packed
+        table = read(embedding_name)
     packed_table = packed if head is table else lmi_kernels.pack(table)
     lookup = table if packed_table.native is None else packed_table
     norm = None if names.embedding_norm is None else parts.norm(parts.prefix + names.embedding_norm)
     scale = embedding_factor(config.embedding_scale, lookup)
     embedding = VocabParallelEmbedding(lookup, shard, comm, scale, _positions(parts), norm)
-    screen = lmi_kernels.screen(head, packed)
     return embedding, VocabParallelHead(packed, config.vocab_size, comm, config.logit_softcap, screen)
 
 
