@@ -99,6 +99,7 @@ NEUTRAL: dict[str, Any] = {
     "pad_token_id": 0,
     "model_id": "my-component",
     "sagemaker_base_url": "https://runtime.sagemaker.eu-west-1.amazonaws.com/endpoints/a/invocations",
+    "aws_sagemaker_allow_zero_temp": True,
     "length_penalty": 2.0,
     "early_stopping": True,
     "use_cache": True,

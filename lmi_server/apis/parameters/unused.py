@@ -53,8 +53,9 @@ LABELS: tuple[Parameter, ...] = (
         for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "request_id")
     ),
     *(Parameter(name, Object(), openai=(name,)) for name in ("prompt_cache_options", "metadata")),
-    # Addresses of the endpoint, which LiteLLM repeats in the body.
+    # Settings of LiteLLM's own, which it repeats in the body.
     *(Parameter(name, _LABEL, lmi=(name,)) for name in ("model_id", "sagemaker_base_url")),
+    Parameter("aws_sagemaker_allow_zero_temp", Bool(), lmi=("aws_sagemaker_allow_zero_temp",)),
     # Parameters of transformers. The server decides how to pad and compute.
     *(everywhere(name, type=_TOKEN_ID) for name in ("pad_token_id", "bos_token_id")),
     *(everywhere(name, type=Bool()) for name in ("use_cache", "return_dict_in_generate")),
