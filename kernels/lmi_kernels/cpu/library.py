@@ -48,8 +48,8 @@ class Library:
         self.weight_new = function("lmi_weight_new", c_void_p, c_int64, c_int64, c_int32, c_int32)
         self.weight_free = function("lmi_weight_free", None, c_void_p)
         blocks = POINTER(c_void_p), POINTER(c_int64)
-        self.weight_fill = function(
-            "lmi_weight_fill",
+        self.weight_pack = function(
+            "lmi_weight_pack",
             c_bool,
             c_void_p,
             c_void_p,

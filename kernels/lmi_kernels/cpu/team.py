@@ -87,7 +87,7 @@ class Team:
         memory = (ctypes.c_void_p * len(rows))(*[each.data_ptr() for each in rows])
         bias = None if bias is None else bias.contiguous()
         with self._lock:
-            filled: bool = self.library.weight_fill(
+            filled: bool = self.library.weight_pack(
                 self._handle,
                 handle,
                 memory,

@@ -27,11 +27,6 @@ def blocks_of(weight: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tenso
     return blocks
 
 
-def stacked(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return one matrix. It is a copy only if there are several blocks."""
-    return blocks[0] if len(blocks) == 1 else torch.cat(tuple(blocks))
-
-
 class NativeWeight:
     """A matrix, [out_features, in_features], in panels, and its bias."""
 

@@ -20,7 +20,7 @@ from lmi_kernels.cpu.eager import multiply
 from lmi_kernels.cpu.recorder import Rows
 from lmi_kernels.cpu.structs import Function, Storage
 from lmi_kernels.cpu.team import shared_team
-from lmi_kernels.cpu.weight import NativeWeight, blocks_of, stacked
+from lmi_kernels.cpu.weight import NativeWeight, blocks_of
 from lmi_kernels.elementwise.activate import Activation
 from lmi_kernels.elementwise.activate_and_mul import activate_and_mul
 
@@ -66,7 +66,7 @@ def pack(
     team = shared_team() if pack_copies(device) else None
     if team is not None:
         return LinearWeight(None, None, None, NativeWeight(team, blocks, bias, gate, storage), gated)
-    dense = stacked(blocks)
+    dense = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
     if device.type != "cpu":
         return LinearWeight(None, dense, bias, None, gated)
     if storage is not None:

@@ -19,7 +19,7 @@ from engines.mpi.runner.loading import LoadedModel
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import Storage
-from lmi_kernels.cpu.weight import blocks_of, stacked
+from lmi_kernels.cpu.weight import blocks_of
 from tests.engines.models.conftest import LoneRank, assert_logits_match, store_head
 from tests.support.caches import num_kv_heads
 from tests.support.plans import plans_in_chunks, run_plans
@@ -235,7 +235,7 @@ def test_weight_bytes_of_int8_are_those_of_the_packed_matrices(
     def pack(
         weight: Any, *rest: Any, storage: Storage | None = None, **named: Any
     ) -> lmi_kernels.LinearWeight:
-        matrix = stacked(blocks_of(weight))
+        matrix = torch.cat(blocks_of(weight))
         held.append(len(matrix) * (matrix.shape[1] + 12) if storage else matrix.nbytes)
         return real_pack(weight, *rest, **named)
 

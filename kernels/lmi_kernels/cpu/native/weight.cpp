@@ -305,7 +305,7 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
 // int8. blocks: memory of its rows, block_sizes[i] rows in blocks[i]. storage: of the matrix. bias: [num_rows], or null.
 // norms: [2, num_rows], for int8, or null: see `QuantiseWeightRow`. gated: the first half of the rows are the gates of
 // the second half. Returns false if out of memory.
-EXPORT bool lmi_weight_fill(Team* team, Weight* weight, const void* const* blocks, const int64_t* block_sizes,
+EXPORT bool lmi_weight_pack(Team* team, Weight* weight, const void* const* blocks, const int64_t* block_sizes,
                             int32_t storage, const float* bias, float* norms, int64_t num_rows, bool gated) {
   const bool integers = weight->storage == kInt8;
   const std::unique_ptr<char[]> scratch(
