@@ -53,7 +53,9 @@ def check(context: Context) -> None:
 
 def _make_model(context: Context) -> Model:
     """Save a small model with random weights, and a tokenizer whose token 7 is the word `w7`."""
-    config, folder = reduced(MODEL, context.smoke), context.folder / "model"
+    # Long enough for a stream that still runs when its engine is killed.
+    config = reduced(MODEL, context.smoke) | {"max_position_embeddings": 4096}
+    folder = context.folder / "model"
     oracle.save(config, folder, context.device)
     words = {_word(token): token for token in range(config["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=_word(0)))
@@ -150,8 +152,7 @@ def _check_death(context: Context, model: Model) -> None:
     before = _used_bytes(context)
     options = {"kv_cache_gb": context.size(1, 0.01)}
     with _started(context, "engine=MPI, killed", model, "MPI", **options) as server:
-        count = context.size(2000, 200)
-        outcome = _interrupted(server, model.prompts[0], count, server.ranks()[0].kill)
+        outcome = _interrupted(server, model.prompts[0], 2000, server.ranks()[0].kill)
         code, left = server.wait_exit(_END_SECONDS), server.leftover_processes(_END_SECONDS)
     passed = outcome.ending is Ending.ERROR and code not in (None, 0) and not left
     note = f"{outcome.describe()}, exit code {code}, processes left: {left or 'none'}"
