@@ -36,9 +36,7 @@ from engines.wire import (
 )
 from tests.engines.mpi.fakes import make_request
 
-_STATS = EngineStats(
-    EngineInfo("m", "MPI", 1, "cpu", "fp32", 8, 8, 4, 2, 8, True), {"g": 1.0}, {"c": 2.0}, ()
-)
+_STATS = EngineStats(EngineInfo("m", "MPI", 1, "cpu", "fp32", 8, 8, 4, 2, 8, True), {"g": 1}, {"c": 2}, ())
 Handler = Callable[[Front, bytes, ToEngine], None]
 
 
@@ -48,7 +46,7 @@ class _Engine:
     def __init__(self, address: str, handle: Handler = lambda front, client, message: None) -> None:
         self.messages: list[ToEngine] = []
         self.handle = handle
-        self.calls: list[Callable[[Front, bytes], None]] = []
+        self.calls: list[Callable[[Front, bytes], object]] = []
         """Functions for the thread to call with the client that sent the last message."""
         self._address = address
         self._stop = threading.Event()
@@ -169,7 +167,7 @@ def test_requests_submitted_together_share_a_stream(
     _wait(lambda: engine.messages == [Submit(requests)])
     client.abort("b", AbortReason.CLIENT_LEFT)
     done = [RequestOutput(i, (1,), finish_reason=FinishReason.LENGTH) for i in ("c", "b", "a")]
-    engine.calls.append(lambda front, name: bool(front.send(name, Outputs(done[:2]))))
+    engine.calls.append(lambda front, name: front.send(name, Outputs(done[:2])))
     assert stream.next(60) == done[0]
     board.set_state(EngineState.FAILED)
     output = stream.next(60)
@@ -241,9 +239,9 @@ def test_abort_is_sent_once_and_no_output_is_delivered_after_it(
     _wait(lambda: len(engine.messages) == 2)
     client.abort("a", AbortReason.CLIENT_LEFT)
     client.abort("a", AbortReason.CLIENT_LEFT)
-    engine.calls.append(lambda front, name: front.send(name, Outputs([RequestOutput("a", (1,))])) and None)
+    engine.calls.append(lambda front, name: front.send(name, Outputs([RequestOutput("a", (1,))])))
     done = RequestOutput("b", (1,), finish_reason=FinishReason.LENGTH)
-    engine.calls.append(lambda front, name: front.send(name, Outputs([done])) and None)
+    engine.calls.append(lambda front, name: front.send(name, Outputs([done])))
     assert _collect(other) == [done]
     assert aborted.next(0.0) is None
     client.submit(make_request("last"))

@@ -14,7 +14,7 @@ from engines.python.handlers.dispatch import GROW_AGAIN_SECONDS
 from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed
 from engines.wire import Abort, Drain, Invoke
 from tests.engines.mpi.fakes import CLIENT
-from tests.engines.python.handlers.dispatch_lab import Lab, invoke
+from tests.engines.python.handlers.dispatch_lab import FakeWorker, Lab, invoke
 
 
 def test_an_aborted_request_is_dropped_from_its_call_or_the_queue(tmp_path: Path) -> None:
@@ -123,14 +123,20 @@ def test_a_handler_of_single_requests_has_the_time_limit_for_each_of_them(tmp_pa
     assert lab.errors == {"a": "", "b": "deadline_exceeded"}
 
 
-def test_an_extra_worker_starts_while_requests_wait_and_stops_when_idle(tmp_path: Path) -> None:
+def _with_an_extra_worker(tmp_path: Path, *requests: str) -> tuple[Lab, FakeWorker, FakeWorker]:
+    """Send two requests to a worker that serves one at a time, so that another worker is started for the second."""
     lab = Lab(tmp_path, 1, timeout=3600.0)
     (first,) = lab.workers
     first.ready(accepts_concurrent_calls=False)
-    lab.turn(invoke("long", "beside"))
+    lab.turn(invoke(*requests))
     extra = lab.workers[1]
     extra.ready(accepts_concurrent_calls=False)
     lab.turn()
+    return lab, first, extra
+
+
+def test_an_extra_worker_starts_while_requests_wait_and_stops_when_idle(tmp_path: Path) -> None:
+    lab, first, extra = _with_an_extra_worker(tmp_path, "long", "beside")
     assert (first.calls, extra.calls) == ([["long"]], [["beside"]])
     extra.answer("beside")
     lab.turn()
@@ -145,13 +151,7 @@ def test_an_extra_worker_starts_while_requests_wait_and_stops_when_idle(tmp_path
 
 
 def test_an_idle_extra_worker_is_kept_while_the_other_one_loads(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, 1, timeout=3600.0)
-    (first,) = lab.workers
-    first.ready(accepts_concurrent_calls=False)
-    lab.turn(invoke("a", "b"))
-    extra = lab.workers[1]
-    extra.ready(accepts_concurrent_calls=False)
-    lab.turn()
+    lab, first, extra = _with_an_extra_worker(tmp_path, "a", "b")
     first.answer("a")
     extra.answer("b")
     lab.turn()
