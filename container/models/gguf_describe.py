@@ -73,6 +73,7 @@ def _reader(file: Path) -> gguf.GGUFReader:
 
 
 def _can_dequantize(kind: gguf.GGMLQuantizationType) -> bool:
+    """Try one block: gguf names more formats than it can convert, and only says so by NotImplementedError."""
     _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     try:
         dequantize(np.zeros(block_bytes, np.uint8), kind)
