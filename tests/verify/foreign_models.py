@@ -1,4 +1,8 @@
-"""Architectures without a file of our own: logits and tokens are transformers', degrees 1 to 3; in like time."""
+"""Architectures without a file of our own: logits and tokens are transformers', degrees 1 to 3; in like time.
+
+Whole prompts, chunks and decodes; on several ranks if the model has a tensor-parallel plan. For the time, a decode
+of Llama at batch 32 with transformers' module is compared with our own implementation.
+"""
 
 from __future__ import annotations
 
