@@ -115,7 +115,7 @@ def simulate(
         view.finish()
     origin = SimulationOrigin(str(path), "lmi", scenario, seed, slo, "", 0, name, times.describe())
     costs = tuple(cost(price, found, server.copies) for price in price_list)
-    report = SimulationReport(origin, found.figures, server, times, found.stats, costs)
+    report = SimulationReport(origin, found.metrics, server, times, found.stats, costs)
     show([report.table()], itertools.starmap(Text, report.lines()), json_path)
     write_all(
         lambda: write_csv(REQUEST_COLUMNS, request_rows(1, found.run, found.requests), csv_path),

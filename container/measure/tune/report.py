@@ -185,7 +185,7 @@ def json_values(tuning: Tuning, provenance: Provenance, written: Section) -> dic
                 "name": one.name,
                 "changes": one.changes,
                 "predicted": one.values,
-                "figures": one.figures,
+                "metrics": one.metrics,
                 "measured": tuning.values(one) if one in run else None,
                 "ratio_to_file": tuning.ratio(one) if one in run else None,
                 "in_pareto_set": one in best,

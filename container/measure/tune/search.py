@@ -27,7 +27,7 @@ class Proposal:
     file: NamedPath
     changes: dict[str, str]
     """Changes to the user's file, by option."""
-    figures: Figures
+    metrics: Figures
     values: dict[str, float]
     """Figures of the goal, by metric name."""
 

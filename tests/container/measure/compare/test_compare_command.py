@@ -287,7 +287,7 @@ def measure_made_up_speeds(
         def run(self) -> Comparison:
             comparison = compare_speeds({"a": (100.0, 101.0), "b": (150.0, 151.0)})
             first, *others = comparison.rounds
-            first = replace(first, figures=replace(first.figures, num_errors=num_failed))
+            first = replace(first, metrics=replace(first.metrics, num_errors=num_failed))
             if failure:
                 (self.logs / "b.log").write_text("out of memory")
             return replace(comparison, rounds=(first, *others), stopped=failure, end=end)
