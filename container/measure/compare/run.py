@@ -106,9 +106,10 @@ class ComparisonRunner:
     def run(self) -> Comparison:
         """Run all rounds of all configurations. Failed requests are counted and do not end the run.
 
-        A server that fails or a stop signal ends it. The complete rounds are returned if there are any.
+        A server that fails, another error of the system, or a stop signal ends it. The complete rounds are returned if
+        there are any.
 
-        Raises BenchError; ServerFailed, NoMetrics, StopRequested before the first complete round.
+        Raises BenchError; ServerFailed, NoMetrics, OSError, StopRequested before the first complete round.
         """
         shared = {one.name: server for server in shared_servers(self.configs) for one in server.members}
         rounds: list[RoundResult] = []
@@ -127,7 +128,7 @@ class ComparisonRunner:
                     rounds += self._rounds(uses[-1], name, number)
                 comparison = replace(comparison, rounds=tuple(rounds))
             uses[-1].stop()
-        except (ServerFailed, NoMetrics) as error:
+        except (ServerFailed, NoMetrics, OSError) as error:
             if not comparison.rounds:
                 raise
             end, reason = End.SERVER_FAILED, str(error)

@@ -163,7 +163,7 @@ def heading(tuning: Tuning, provenance: Provenance) -> list[str]:
 
 
 def json_values(tuning: Tuning, provenance: Provenance, written: Section) -> dict[str, Any]:
-    """Return all results for `container.measure.output.write_json`. Times are in seconds, unknown values null.
+    """Return all results for `container.measure.output.publish`. Times are in seconds, unknown values null.
 
     written: the result of `section`.
     """

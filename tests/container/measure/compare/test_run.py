@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import os
 import signal
@@ -318,6 +319,17 @@ def test_complete_rounds_are_kept_when_a_server_fails(
         comparison.num_rounds
     }
     assert [run.rounds for run in comparison.server_runs] == rounds_of_servers
+
+
+def test_complete_rounds_are_kept_when_the_system_refuses_a_server(lab: Lab) -> None:
+    def start(config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
+        if config.name == "a" and "start a" in lab.fakes.journal:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        return lab.fakes(config, log, variables)
+
+    comparison = lab.run(plan=Plan((SHORT,), 2, seed=5), start=start)
+    assert (comparison.end, comparison.num_rounds) == (End.SERVER_FAILED, 1)
+    assert "Resource temporarily unavailable" in comparison.stopped
 
 
 def test_no_server_starts_if_the_workload_cannot_be_built(lab: Lab, tmp_path: Path) -> None:
