@@ -32,7 +32,7 @@ def summary_of(data: dict[str, Any], config: str, scenario: str) -> dict[str, An
 
 def figure_line(data: dict[str, Any], config: str, scenario: str) -> str:
     summary = summary_of(data, config, scenario)
-    speed, latency = (summary["figures"][key] for key in ("output_tokens_per_second", "latency_p90"))
+    speed, latency = (summary["metrics"][key] for key in ("output_tokens_per_second", "latency_p90"))
     ratio = summary["ratios_to_first"]["output_tokens_per_second"]
     return (
         f"{scenario}: {config}: {speed['value']:.1f} tokens/s ({speed['low']:.1f} to {speed['high']:.1f}), p90"
@@ -55,7 +55,7 @@ def judge(data: dict[str, Any], printed: str, report: Report) -> None:
         report.figure(f"caveat: {sentence}")
     report.require(names == CONFIGURATIONS, f"configs: {', '.join(sorted(names))}")
     report.require(all(name in printed for name in names), "the output names every config")
-    failed = sum(one["figures"]["num_errors"] for one in data["rounds"])
+    failed = sum(one["metrics"]["num_errors"] for one in data["rounds"])
     report.require(failed == 0, f"{failed} requests failed")
     for scenario, (min_speed, min_latency) in zip(scenarios, MIN_GAINS, strict=True):
         ratios = summary_of(data, ROLLING_PAGED, scenario)["ratios_to_first"]

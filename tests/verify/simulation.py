@@ -70,8 +70,8 @@ def verify(lab: Lab, report: Report, *, rounds: int = 5) -> None:
             for one in runs
         ]
         for measure, keys in FIGURES.items():
-            real = [_value(one["figures"], keys) for one in runs]
-            predicted = [_value(one["figures"], keys) for one in simulated]
+            real = [_value(one["metrics"], keys) for one in runs]
+            predicted = [_value(one["metrics"], keys) for one in simulated]
             # In each round, the simulated and the real run had the same requests.
             ratios = [one / other for one, other in zip(predicted, real, strict=True)]
             error = statistics.median(ratios) - 1

@@ -65,7 +65,7 @@ def figures(data: dict[str, Any], workload: Workload) -> dict[str, float]:
     """Return the median of the figure over the rounds, by configuration."""
     found: dict[str, list[float]] = {}
     for one in data["rounds"]:
-        value = one["figures"]
+        value = one["metrics"]
         for key in workload.keys:
             value = value[key]
         found.setdefault(one["configuration"], []).append(value)

@@ -31,7 +31,7 @@ _CONTEXT_NAMES = (
 )
 """Keys in config.json that hold the context length."""
 _UNKNOWN_CONTEXT = 2048
-_ALIKE = 0.9
+_MIN_SIMILARITY = 0.9
 """Similarity of names from which one may be a misspelling of the other. Most architectures end alike."""
 
 
@@ -113,7 +113,7 @@ def _unknown(architecture: str, data: dict[str, Any]) -> str:
     takes_more = any(data.get(name) for name in ("vision_config", "audio_config"))
     if takes_more or architecture in audio_architectures():
         return f"transformers has no text generation model {architecture}: it takes images or audio"
-    nearest = difflib.get_close_matches(architecture, known, 1, _ALIKE)
+    nearest = difflib.get_close_matches(architecture, known, 1, _MIN_SIMILARITY)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return f"transformers has no text generation model {architecture}{hint}"
 

@@ -23,21 +23,21 @@ from lmi_server.config import EngineOptions, LmiConfig
 
 _GIB = 1024**3
 _RANKS_PER_CORE = 2
-_LEAST_RANKS = 4
+_MIN_RANKS = 4
 """Ranks allowed on any machine, even if they are slow."""
 _MAX_GPU_HEAD_DIM = 256
 """Maximum for the attention kernels, which also take the halves of a head separately."""
 
 
-def most_ranks(machine: Machine) -> int:
+def max_ranks(machine: Machine) -> int:
     """Return the maximum number of ranks on a CPU. Ranks busy-wait for each other."""
-    return max(_LEAST_RANKS, machine.cpu_count * _RANKS_PER_CORE)
+    return max(_MIN_RANKS, machine.cpu_count * _RANKS_PER_CORE)
 
 
 def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
     """Yield the reasons why `machine` cannot serve these options, without looking at the model's files."""
     degree, name = options.tensor_parallel_degree, "option.tensor_parallel_degree"
-    ranks = most_ranks(machine)
+    ranks = max_ranks(machine)
     if isinstance(degree, int) and machine.gpu_count and degree > machine.gpu_count:
         yield f"{name}={degree} needs {degree} GPUs; {machine.name} has {machine.gpu_count}"
     if isinstance(degree, int) and not machine.gpu_count and degree > ranks:
@@ -180,8 +180,10 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, decisi
     if alone:
         return decisions.record(name, 1, alone)
     degree = min(machine.gpu_count, heads)
-    cause = "all GPUs" if degree == machine.gpu_count else f"the model has {heads} KV heads"
-    return decisions.record(name, degree, f"{cause} ({machine.gpu_count})")
+    limit = (
+        f"the model has {heads} KV head{'' if heads == 1 else 's'}, and there are {machine.gpu_count} GPUs"
+    )
+    return decisions.record(name, degree, "all GPUs" if degree == machine.gpu_count else limit)
 
 
 def _require_native(options: EngineOptions, device: str, machine: Machine) -> None:

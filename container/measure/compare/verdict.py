@@ -11,7 +11,7 @@ from container.measure.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Me
 from container.measure.numbers import NO_VALUE, interval, percent
 from container.measure.sections import Finding
 
-_LARGEST_BOUND = 0.25
+_MAX_BOUND = 0.25
 """If the difference may be larger than this share, the verdict is that there were too few rounds."""
 _NOTHING_KNOWN = 10.0
 """If an interval reaches beyond this factor on both sides of 1, its bounds are not worth printing."""
@@ -33,7 +33,7 @@ def headline(comparison: Comparison) -> tuple[Finding, ...]:
 def finding_kind(seen: Ratio | None) -> Literal["difference", "same", "open"]:
     if seen and seen.differs:
         return "difference"
-    return "same" if seen and _bound(seen) <= _LARGEST_BOUND else "open"
+    return "same" if seen and _bound(seen) <= _MAX_BOUND else "open"
 
 
 def _bound(seen: Ratio) -> float:
@@ -51,7 +51,7 @@ def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
         return f"too few rounds: {seen.count} rounds vary too much for a verdict"
     if seen.differs:
         return _difference(seen, name, base, measure)
-    if _bound(seen) <= _LARGEST_BOUND:
+    if _bound(seen) <= _MAX_BOUND:
         bound, visible = percent(_bound(seen)), percent(seen.smallest_visible)
         return (
             f"no difference larger than {bound} between {name} and {base} (this run could detect {visible})"

@@ -25,7 +25,7 @@ from engines.core import EngineStats
 class Simulation:
     """The result of one run in virtual time."""
 
-    figures: Figures
+    metrics: Figures
     run: LoadRun
     requests: tuple[BenchRequest, ...]
     stats: EngineStats
