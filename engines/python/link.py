@@ -18,6 +18,9 @@ from engines.wire import MAX_MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_SECONDS = 2.0
+"""Maximum seconds for the messages in an outbox to be sent."""
+
 Incoming = TypeVar("Incoming")
 
 
@@ -75,9 +78,9 @@ class Outbox:
         self._messages.put(message)
 
     def close(self) -> None:
-        """Stop the thread. Requires that the other end is gone or has read all messages."""
+        """Stop the thread. It ends later if the other end is not gone and does not read."""
         self._messages.put(None)
-        self._thread.join()
+        self._thread.join(_CLOSE_SECONDS)
 
     def _send_all(self, link: Link[Incoming]) -> None:
         while (message := self._messages.get()) is not None:

@@ -206,7 +206,7 @@ class StepPlanner:
                 return
             self.is_blocked = not self._take_blocks(candidate)
             if self.is_blocked:
-                self._close_batch()
+                self.waiting.close_batch()
                 return
             self._start(candidate)
             self._plan_prefill(candidate, draft)
@@ -220,12 +220,8 @@ class StepPlanner:
         head = self.waiting.head() if joins else self.waiting.batch_head(limit, begin=not num_running)
         if head is None or not num_running or num_running + 1 + len(head.companions) <= limit:
             return head
-        self._close_batch()
+        self.waiting.close_batch()
         return None
-
-    def _close_batch(self) -> None:
-        if not self._admission.joins:
-            self.waiting.close_batch()
 
     def _take_blocks(self, sequence: Sequence) -> bool:
         """Allocate blocks for a newcomer and its companions. Returns False, with nothing allocated, when they do not
@@ -277,11 +273,10 @@ class StepPlanner:
     def _finish(self, draft: StepDraft) -> Step | None:
         if not draft.num_tokens:
             return None
-        if draft.prefills:
-            for sequence, count in draft.prefills.items():
-                num_recomputed = min(count, sequence.num_ever_computed - sequence.num_computed_tokens)
-                self.num_recomputed_tokens += max(0, num_recomputed)
-            self.waiting.policy.record_computed(draft.prefills)
+        for sequence, count in draft.prefills.items():
+            num_recomputed = min(count, sequence.num_ever_computed - sequence.num_computed_tokens)
+            self.num_recomputed_tokens += max(0, num_recomputed)
+        self.waiting.policy.record_computed(draft.prefills)
         self.waiting.policy.record_computed(draft.decodes)
         copies, self._copies = self._copies, []
         return draft.finish(copies)
