@@ -71,7 +71,7 @@ def test_figures_and_ratios_match_hand_calculations() -> None:
     ratios = tables.ratios_table(comparison, SCENARIO.name)
     by_measure = {cells[1]: cells[2:] for cells in ratios.rows}
     assert by_measure["output tokens/s"] == (
-        "b is faster than a by 300.0 % (95 % interval 300.0 % to 300.0 %)",
+        "b is 4.00 times as fast as a (95 % interval 4.00 to 4.00)",
         "4.00x (4.00 to 4.00)",
     )
     assert by_measure["latency p90"][1] == "0.250x (0.250 to 0.250)"
@@ -148,7 +148,7 @@ def test_the_markdown_describes_the_run_and_the_configurations() -> None:
         "2 cores (Abacus 9)",
         "torch 9.9",
         "each round has 2 requests by 2 users, 8 tokens in, 4 out",
-        "- 8 tokens in, 4 out, output tokens/s: b is faster than a by 303.0 %",
+        "- 8 tokens in, 4 out, output tokens/s: b is 4.03 times as fast as a",
         "a (round 1), b (rounds 1 and 2), a (round 2)",
         "Their effective values are identical.",
         "## Extra\n\nWords.\n\n| x | y |\n| --- | ---: |\n| 1 | 2 |",
