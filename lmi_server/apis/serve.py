@@ -13,6 +13,7 @@ from typing import Any
 from flask import Response, request
 
 from engines.errors import EngineError
+from lmi_server.apis.adapters import refuse_adapters
 from lmi_server.apis.base import ApiContext, Call, Parse
 from lmi_server.apis.formatted_reply import FormattedReply
 from lmi_server.apis.tenant import tenant_of
@@ -42,6 +43,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     """
     record = current_record()
     context.require_ready()
+    refuse_adapters(request)
     tenant = tenant_of(request.headers)
     with _read_body(context) as body:
         call = parse(context, body)
