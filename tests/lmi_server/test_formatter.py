@@ -94,6 +94,20 @@ def test_all_calls_for_a_stream_share_the_time_of_the_request(
     assert engine.aborted == [engine.requests[0].id]
 
 
+@pytest.mark.parametrize("engine_kind", ["MPI", "Python"])
+@pytest.mark.parametrize("role", ["input_formatter", "output_formatter"])
+def test_a_formatter_that_does_not_return_fails_the_request_in_time(
+    role: str, engine_kind: str, engine: FakeEngine, text_model: TextModel
+) -> None:
+    formatter_engine = SilentEngine()
+    config = web_config(Path("/none"), ServerConfig(predict_timeout=0.05), engine_kind)
+    app = create_app(config, engine, text_model, Formatter(formatter_engine, (role,)))
+    reply = app.test_client().post("/invocations", json={"inputs": "Hello"})
+    assert reply.status_code == 504
+    assert reply.json["error"].startswith("the request took longer than 0.05 s (option.predict_timeout); ")
+    assert formatter_engine.aborted == formatter_engine.calls
+
+
 @pytest.mark.parametrize("path", ["/ping", "/health"])
 @pytest.mark.parametrize(
     ("state", "reason"),
