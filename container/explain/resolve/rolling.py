@@ -236,7 +236,7 @@ def _cache(options: EngineOptions, machine: Machine, device: str, decisions: Dec
     if prefix_caching is None:
         prefix_caching = decisions.record("option.enable_prefix_caching", paged, _paging(options))
     return CacheConfig(
-        block_size=options.block_size or decisions.record("option.block_size", 16, "the default"),
+        block_size=options.block_size,
         paged=paged,
         dtype=options.kv_cache_dtype,
         prefix_caching=prefix_caching,

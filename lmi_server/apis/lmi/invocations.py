@@ -63,10 +63,7 @@ _ACCEPTED_FORMATS = {
     "*/*": None,
 }
 _ATTRIBUTES = re.compile(r"[\x20-\x7e]{0,1024}")
-_UNSUPPORTED_HEADERS = {
-    "X-Amzn-SageMaker-Adapter-Identifier": "LoRA adapters",
-    "X-Amzn-SageMaker-Session-Id": "stateful sessions",
-}
+_SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 _FORWARDED_API_HEADER = "X-Amzn-SageMaker-Forwarded-Api"
 _STREAMING_API = "InvokeEndpointWithResponseStream"
 
@@ -91,6 +88,7 @@ def invoke(context: ApiContext) -> Response:
             response.headers[custom_attributes.HEADER] = attributes
             return response
 
+    _refuse_session()
     _refuse_pagination(attributes or "")
     return answer(context, _parse)
 
@@ -106,6 +104,14 @@ def _custom_attributes() -> str | None:
     return value
 
 
+def _refuse_session() -> None:
+    if value := request.headers.get(_SESSION_HEADER):
+        raise InvalidField(
+            _SESSION_HEADER,
+            f"given {as_json(value)}, but stateful sessions are not supported; accepted: none",
+        )
+
+
 def _refuse_pagination(attributes: str) -> None:
     """Raise `InvalidField` for LMI's pagination: a header or custom attribute that asks for a stored response."""
     for name, value in (*request.headers.items(), *custom_attributes.pairs(attributes)):
@@ -116,11 +122,6 @@ def _refuse_pagination(attributes: str) -> None:
 
 
 def _parse(context: ApiContext, body: Body) -> Call:
-    for header, feature in _UNSUPPORTED_HEADERS.items():
-        if value := request.headers.get(header):
-            raise InvalidField(
-                header, f"given {as_json(value)}, but {feature} are not supported; accepted: none"
-            )
     field = _prompt_field(body)
     body = {name: value for name, value in body.items() if name == field or name not in _BODY_FORMATS}
     body_format = _BODY_FORMATS[field]

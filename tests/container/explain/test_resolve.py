@@ -317,7 +317,7 @@ def configs_and_machines(draw: st.DrawFn) -> tuple[LmiConfig, Machine]:
     options = {
         "dtype": draw(st.sampled_from(["auto", "fp32", "fp16", "bf16"])),
         "tensor_parallel_degree": draw(st.sampled_from(["max", 1, 2, 3, 4, 9, 10])),
-        "block_size": draw(st.none() | st.sampled_from([1, 16, 1024])),
+        "block_size": draw(st.sampled_from([1, 16, 1024])),
         "max_model_len": draw(st.none() | st.integers(2, 10_000)),
         "kv_cache_gb": draw(st.none() | st.floats(0.001, 64)),
     }

@@ -82,6 +82,18 @@ def test_the_default_of_rolling_batch_names_the_keys_that_decide() -> None:
     assert "batch_size" in default
 
 
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("option.block_size", "16"),
+        ("option.enable_prefix_caching", "true with paged attention, else false"),
+    ],
+)
+def test_a_default_that_is_always_the_same_is_shown(name: str, default: str) -> None:
+    assert shown_default(by_name()[name]) == default
+    assert "default" not in by_name()[name].help.lower()
+
+
 @pytest.mark.parametrize(("name", "unsupported"), [("options.md", False), ("unsupported-options.md", True)])
 def test_the_reference_pages_are_up_to_date(name: str, unsupported: bool) -> None:
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
