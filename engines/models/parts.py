@@ -269,7 +269,7 @@ def _experts(parts: Parts, prefix: str, spec: ExpertsConfig) -> MoeMlp:
             [f"{each}.{down}.weight" for each in prefixes], middle, (hidden, width)
         )
     packed = lmi_kernels.pack_experts(gate_up, downs, weights.pack, parts.activation)
-    return MoeMlp(router, packed, spec.top_k, spec.renormalise)
+    return MoeMlp(router, packed, spec.top_k, spec.renormalize)
 
 
 def gate_up_rows(fused: torch.Tensor, part: Shard) -> torch.Tensor:

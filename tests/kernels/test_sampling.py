@@ -62,9 +62,9 @@ RANGE, ONES = torch.arange(COUNT), torch.ones(COUNT, dtype=torch.int64)
         (7 * ONES, RANGE // 2, RANGE % 2),
         (RANGE // 2, ONES, RANGE % 2 * 32_768),
     ],
-    ids=["tokens", "positions", "seeds", "large seeds", "all", "two neighbours", "two far apart"],
+    ids=["tokens", "positions", "seeds", "large seeds", "all", "two neighbors", "two far apart"],
 )
-def test_noise_is_gumbel_and_neighbours_are_independent(
+def test_noise_is_gumbel_and_neighbors_are_independent(
     seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
 ) -> None:
     uniform = (-(-_noise(seeds, positions, tokens).double()).exp()).exp()

@@ -1,4 +1,4 @@
-"""Native CPU kernels: no address out of bounds, no undefined behaviour and no data race in their tests."""
+"""Native CPU kernels: no address out of bounds, no undefined behavior and no data race in their tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def verify(lab: Lab, report: Report) -> None:
     suppressions = lab.folder / "suppressions.txt"
     suppressions.write_text(_IN_TORCH)
     options = f"suppressions={suppressions}:report_thread_leaks=0:halt_on_error=1"
-    # The threads of torch's OpenMP synchronise in ways that the sanitizer does not know.
+    # The threads of torch's OpenMP synchronize in ways that the sanitizer does not know.
     _run(lab, report, "thread", ("libtsan.so",), {"TSAN_OPTIONS": options, "OMP_NUM_THREADS": "1"})
 
 

@@ -63,7 +63,7 @@ class ExpertsConfig:
     """Prefix of an expert's weights in a layer. `{}` is replaced by the expert's index."""
     projections: tuple[str, str, str] = ("w1", "w3", "w2")
     """Names of an expert's gate, up and down projection."""
-    renormalise: bool = True
+    renormalize: bool = True
     """Whether the routing weights of a token's experts are normalized to a sum of 1."""
     dense_layers: frozenset[int] = frozenset()
     """Layers with a dense MLP instead of experts."""

@@ -108,8 +108,8 @@ class ForeignConfig(ModelConfig):
         total = 0.0
         for name, shape in self.tensors:
             size, width = self._part(split, name, shapes), shape[-1] if len(shape) > 1 else 1
-            quantised = int8 and len(shape) > 1 and name != embedding and not self.is_router(shape)
-            total += linear_bytes(size / width, width, element, quantised)
+            quantized = int8 and len(shape) > 1 and name != embedding and not self.is_router(shape)
+            total += linear_bytes(size / width, width, element, quantized)
         return round(total)
 
     def is_router(self, shape: tuple[int, ...]) -> bool:

@@ -164,7 +164,7 @@ class Recorder:
         logits: Rows,
         weights: Sequence[tuple[NativeWeight, NativeWeight]],
         top_k: int,
-        renormalise: bool,
+        renormalize: bool,
     ) -> Rows:
         """Record a mixture of experts. weights: each expert's gated gate_up weight, and its down weight."""
         gate_up, down = ([pair[i] for pair in weights] for i in (0, 1))
@@ -186,7 +186,7 @@ class Recorder:
             "num_experts": len(weights),
             "top_k": top_k,
             "gate": gate_up[0].gate,
-            "renormalise": renormalise,
+            "renormalize": renormalize,
         }
         operands, keep_alive = {"x": x, "logits": logits}, [*tables, *weights]
         return self._record(structs.Experts, operands, hidden, fields, scratch=scratch, keep_alive=keep_alive)

@@ -46,8 +46,8 @@ class NativeWeight:
             bias: [out_features] or None.
             gate: activation of the gates. The first half of the rows are gates, the second half is the up projection;
                 they are interleaved for `Epilogue.ACTIVATE_AND_MUL`. None: no gates.
-            storage: None keeps the weight's dtype; with AMX, bf16 is stored as BF16_PAIRS. INT8 rotates and quantises
-                each row, with a scale of its own. See `native/rotate.inc` and `native/quantise.inc`.
+            storage: None keeps the weight's dtype; with AMX, bf16 is stored as BF16_PAIRS. INT8 rotates and quantizes
+                each row, with a scale of its own. See `native/rotate.inc` and `native/quantize.inc`.
             norms: with INT8, [2, out_features], fp32, or None: overwritten with upper bounds of the norm of each row,
                 before and after quantization, and of the norm of its quantization error.
 
@@ -61,9 +61,9 @@ class NativeWeight:
         if dtype not in STORAGES:
             raise ValueError(f"a weight of {dtype}: bf16, fp16 and fp32 are stored")
         pairs = dtype is torch.bfloat16 and library.instructions == "amx"
-        unquantised = Storage.BF16_PAIRS if pairs else STORAGES[dtype]
-        storage = unquantised if storage is None else storage
-        if storage not in (unquantised, Storage.INT8):
+        unquantized = Storage.BF16_PAIRS if pairs else STORAGES[dtype]
+        storage = unquantized if storage is None else storage
+        if storage not in (unquantized, Storage.INT8):
             raise ValueError(f"a weight of {dtype} cannot be stored as {storage.name}")
         self.out_features, self.in_features = sum(map(len, blocks)), blocks[0].shape[1]
         self.gate = gate
@@ -79,7 +79,7 @@ class NativeWeight:
         weakref.finalize(self, library.weight_free, handle)
         bias = None if bias is None else bias.float()
         if not team.fill_weight(handle, blocks, STORAGES[dtype], bias, norms, self.gated):
-            raise MemoryError(f"no memory to quantise a weight of {self.out_features} x {self.in_features}")
+            raise MemoryError(f"no memory to quantize a weight of {self.out_features} x {self.in_features}")
 
     @property
     def epilogue(self) -> dict[str, int]:

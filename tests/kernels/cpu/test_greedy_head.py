@@ -120,7 +120,7 @@ def test_norms_are_upper_bounds(team: Team, size: float, dtype: torch.dtype) -> 
     weight = (torch.randn(300, 128, generator=fresh_generator()) * size).to(dtype)
     norms = torch.full((2, 300), torch.nan)
     native = NativeWeight(team, weight, storage=Storage.INT8, norms=norms)
-    # The rotated rows of the unit matrix are quantised without loss.
+    # The rotated rows of the unit matrix are quantized without loss.
     restored = linears.multiply(team, native, torch.eye(128)).T.double()
     assert (norms[0].double() >= weight.double().norm(dim=1)).all()
     assert (norms[0].double() >= restored.norm(dim=1)).all()

@@ -53,7 +53,7 @@ def test_angles_in_another_layout_are_not_used() -> None:
 def test_a_module_applies_rotary_in_its_first_step_only(
     name: str, calls_later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Except for a module that normalises after rotary. Results are bitwise equal from the first step on."""
+    """Except for a module that normalizes after rotary. Results are bitwise equal from the first step on."""
     calls = 0
     modeling = _modeling({"hunyuan": "hunyuan_v1_dense"}.get(name, name))
     original = modeling.apply_rotary_pos_emb
