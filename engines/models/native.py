@@ -57,7 +57,7 @@ class RecordedModel:
         screened: bool,
     ) -> None:
         """
-        max_tokens: most tokens in a step; max_logits: most rows per call of `logits`; screened: whether to record
+        max_tokens: maximum tokens in a step; max_logits: maximum rows per call of `logits`; screened: whether to record
         `largest_logits`, which all ranks must do or none.
 
         Raises:

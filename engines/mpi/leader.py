@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.0015
 """Minimum time between two messages to a web process, per output of a step. Waking a stream costs the web process
 about 0.05 ms, on the cores that compute the next step."""
-_LONGEST_PAUSE_SECONDS = 0.05
+_MAX_PAUSE_SECONDS = 0.05
 """Upper limit of that time, so that readers see text arrive without a break."""
 
 
@@ -129,7 +129,7 @@ class Leader:
             del clients[output.id]
             urgent = True
         now = self._clock()
-        pause = min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * len(outputs))
+        pause = min(_MAX_PAUSE_SECONDS, _PAUSE_SECONDS * len(outputs))
         if urgent or now - self._sent_at >= pause:
             self._flush()
         self._drop_disconnected()

@@ -26,7 +26,7 @@ from lmi_kernels.linear.linear import (
     pack_copies,
 )
 from lmi_kernels.sampling.choose_tokens import choose_tokens
-from lmi_kernels.sampling.count_tokens import MOST_COUNTED, count_tokens_
+from lmi_kernels.sampling.count_tokens import MAX_TOKEN_COUNT, count_tokens_
 from lmi_kernels.sampling.likeliest import likeliest
 from lmi_kernels.sampling.nucleus import nucleus_edge
 from lmi_kernels.sampling.penalties import Penalties
@@ -37,7 +37,7 @@ from lmi_kernels.step_inputs import step_inputs
 from lmi_kernels.update_block_tables import update_block_tables
 
 __all__ = [
-    "MOST_COUNTED",
+    "MAX_TOKEN_COUNT",
     "Activation",
     "DecodePlan",
     "ExpertWeights",

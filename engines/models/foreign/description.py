@@ -293,5 +293,5 @@ def _layer_types(fields: Fields, source: Source, num_layers: int) -> list[str]:
         return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]
     if "use_sliding_window" in source.defaults or not fields.has("max_window_layers"):
         raise KeyError("layer_types")
-    first = fields.count("max_window_layers", least=0)
+    first = fields.count("max_window_layers", minimum=0)
     return ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]

@@ -12,8 +12,8 @@ _PANEL = 32
 """`kPanel` of `native.h`."""
 _SCREEN_FLOATS = _PANEL + 5
 """`kScreenFloats` of `operations.h`."""
-_LARGEST_NORM = 1e15
-_MOST_COLUMNS = 1 << 24
+_MAX_NORM = 1e15
+_MAX_COLUMNS = 1 << 24
 """Column numbers are returned as fp32, which is exact up to here."""
 
 
@@ -35,7 +35,7 @@ class Screen:
     @property
     def is_usable(self) -> bool:
         """False if weights are not finite or so large that bounds may overflow."""
-        return bool((self.column_norms < _LARGEST_NORM).all()) and self.weight.out_features < _MOST_COLUMNS
+        return bool((self.column_norms < _MAX_NORM).all()) and self.weight.out_features < _MAX_COLUMNS
 
     def scratch_sizes(self, max_rows: int, num_threads: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return size and dtype of the scratch buffers of a `GreedyHead`, by field. max_rows: a multiple of 16."""

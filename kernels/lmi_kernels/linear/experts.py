@@ -93,7 +93,7 @@ def experts(
         return torch.empty_like(x)
     # The host knows only the mean number of rows per expert, which is constant in a CUDA graph.
     mean = num_rows * top_k / num_experts
-    key = next((str(most) for most in _ROWS_PER_EXPERT if mean <= most), "more")
+    key = next((str(limit) for limit in _ROWS_PER_EXPERT if mean <= limit), "more")
     block_m = parameters("experts", key, x.device)["block_m"]
     routing = route(router_logits, top_k, block_m, slots, renormalize)
     tiles = parameters("experts_gate_up", key, x.device)

@@ -15,8 +15,8 @@ from lmi_kernels._triton import jit, next_power_of_2, tl
 
 _FEW_ROWS, _MANY_ROWS = 128, 512
 """Rows that a program loads at a time: all rows of a decode step, or a part of a prompt."""
-_MOST_LOGITS = 4096
-"""Logits that a program loads at a time. With more of them registers spill."""
+_MAX_LOGITS = 4096
+"""Maximum logits that a program loads at a time. With more registers spill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def route(
         RENORMALIZE=renormalize,
         HAS_SLOTS=slots is not None,
         BLOCK_M=block_m,
-        BLOCK_ROWS=min(block_rows, max(1, _MOST_LOGITS // padded_experts)),
+        BLOCK_ROWS=min(block_rows, max(1, _MAX_LOGITS // padded_experts)),
         num_warps=4 if block_rows == _FEW_ROWS else 8,
     )
     return Routing(sorted_choices, block_ends, shares, block_m)

@@ -35,7 +35,7 @@ def test_tokens_are_sent_in_batches_except_the_first_and_last_of_a_request(
     """Held tokens do not wait for a long step, whose prompts take time."""
     monkeypatch.setattr("engines.mpi.engine_core._LONG_STEP_SECONDS", long_step_seconds)
     monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
-    monkeypatch.setattr("engines.mpi.leader._LONGEST_PAUSE_SECONDS", 1e9)
+    monkeypatch.setattr("engines.mpi.leader._MAX_PAUSE_SECONDS", 1e9)
     a, b = make_request("a", [1], 9), make_request("b", [2], 5)
     front = lab.serve(submit(a), [], [], submit(b))
     assert front.messages == [
@@ -56,7 +56,7 @@ def test_after_a_pause_tokens_are_sent_step_by_step(lab: Lab, monkeypatch: pytes
 
 def test_held_tokens_are_sent_when_no_work_is_left(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
-    monkeypatch.setattr("engines.mpi.leader._LONGEST_PAUSE_SECONDS", 1e9)
+    monkeypatch.setattr("engines.mpi.leader._MAX_PAUSE_SECONDS", 1e9)
     abort = (CLIENT, Abort("a", AbortReason.CLIENT_LEFT))
     front = lab.serve(submit(make_request("a", [1], 9)), [], [abort], [])
     assert front.messages == [["a"], ["a"]]
@@ -199,7 +199,7 @@ def test_no_request_is_aborted_between_planning_and_computing_a_step(
     """Before a long step, held tokens are sent, and a web process may have disconnected."""
     monkeypatch.setattr("engines.mpi.engine_core._LONG_STEP_SECONDS", 0.0)
     monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
-    monkeypatch.setattr("engines.mpi.leader._LONGEST_PAUSE_SECONDS", 1e9)
+    monkeypatch.setattr("engines.mpi.leader._MAX_PAUSE_SECONDS", 1e9)
     gone: set[bytes] = set()
     forgotten_when_sampled: list[list[str]] = []
     sample = lab.sampler.sample

@@ -165,8 +165,8 @@ class Fair:
     def _raise_floor(self) -> None:
         """Raise the floor to the smallest counter of the waiting tenants, or else to the counter of the last tenant
         that waited."""
-        least = self._next_tenant().counter if self._num_waiting else self.weighted_tokens(self._last_waiting)
-        self._floor = max(self._floor, least)
+        lowest = self._next_tenant().counter if self._num_waiting else self.weighted_tokens(self._last_waiting)
+        self._floor = max(self._floor, lowest)
 
     def _forget_idle(self) -> None:
         """Drop idle tenants that would be raised to the floor anyway, and more when there are too many. Repeated

@@ -94,7 +94,7 @@ void Worker::show_alive() {
   *static_cast<volatile double*>(team_.alive_at_) = std::chrono::duration<double>(now).count();
 }
 
-Range Worker::claim(int64_t total, int64_t least) {
+Range Worker::claim(int64_t total, int64_t min_size) {
   show_alive();
   total_ = total;
   std::atomic<int64_t>& claimed = team_.claimed_;
@@ -103,7 +103,7 @@ Range Worker::claim(int64_t total, int64_t least) {
   do {
     if (start >= end) return {total, total};
     const int64_t share = (end - start) / (2 * count());
-    stop = start + (share > least ? share : least);
+    stop = start + (share > min_size ? share : min_size);
     if (stop > end) stop = end;
   } while (!claimed.compare_exchange_weak(start, stop, std::memory_order_relaxed));
   return {start - first_, stop - first_};
