@@ -271,8 +271,8 @@ class SchedulerSettings:
     """Without chunked prefill: decodes run for at least this many steps between two pauses."""
 
     @property
-    def num_places(self) -> int:
-        """Places for running sequences. With chunked prefill, each takes at least one token of every step."""
+    def max_running(self) -> int:
+        """Maximum number of running sequences. With chunked prefill, each takes at least one token of every step."""
         if not self.chunked_prefill:
             return self.max_num_seqs
         return min(self.max_num_seqs, self.max_num_batched_tokens)

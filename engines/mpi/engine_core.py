@@ -127,7 +127,7 @@ class EngineCore:
             self.metrics.queue_time.observe(max(0.0, now - sequence.request.arrival_time))
             self.metrics.prompt_tokens += sequence.num_prompt_tokens
         if step is None and self._in_flight is None:
-            self._executor.lead(StepPlan(PlanKind.BEAT))
+            self._executor.run_on_all_ranks(StepPlan(PlanKind.BEAT))
             self._trace.flush(now, self._state)
             self._audit_when_idle()
             self._stopwatch.reset()
@@ -144,7 +144,7 @@ class EngineCore:
         """Stop all ranks. No request may be waiting or running. The results of a step in flight are dropped."""
         self._collect()
         self._audit("at the end")
-        self._executor.lead(StepPlan(PlanKind.STOP))
+        self._executor.run_on_all_ranks(StepPlan(PlanKind.STOP))
         self._trace.flush(self._clock(), self._state)
         self._trace.close()
 
@@ -212,7 +212,7 @@ class EngineCore:
 
     def _lead(self, step: Step, rows: list[SamplingRow]) -> StepResult:
         targets = [_targets(*scored) for scored in step.scored]
-        return self._executor.lead(step.plan, targets, rows)
+        return self._executor.run_on_all_ranks(step.plan, targets, rows)
 
     def _complete(
         self, step: Step, rows: list[SamplingRow], result: StepResult, started: float

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from engines.config import PythonEngineConfig
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput
 from engines.errors import InvalidRequest, RequestFailed, Unavailable
-from engines.front import Front
+from engines.engine_socket import EngineSocket
 from engines.health import EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.crashing_requests import MAX_REQUEST_DEATHS, CrashingRequests
@@ -37,13 +37,13 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         info: EngineInfo,
         batcher: DynamicBatcher[Request],
         generator: GeneratingProcess,
-        front: Front,
+        socket: EngineSocket,
         board: StatusBoard,
         load_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         """generator: is ready already; load_seconds: duration of its start, from which a restart's limit follows."""
-        super().__init__(info, batcher, BatchMetrics(), front, board, clock)
+        super().__init__(info, batcher, BatchMetrics(), socket, board, clock)
         self._config = config
         self._generator = generator
         self._reload_timeout = 60.0 + 5 * load_seconds
@@ -68,9 +68,9 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._board.beat(DISPATCHER)
         self._batcher.set_free(self._clock())
         self._set_state(EngineState.READY)
-        self._front.watch(self._generator.fileno())
+        self._socket.watch(self._generator.fileno())
         while not self._is_drained():
-            for client, message in self._front.receive(self._wait_seconds([self._stuck_at])):
+            for client, message in self._socket.receive(self._wait_seconds([self._stuck_at])):
                 self._handle(client, message)
             self._read_generator()
             if self._was_paused() and self._stuck_at is not None:
@@ -80,7 +80,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             self._start_batch()
             self._board.beat(DISPATCHER)
         self._fail_unfinished()
-        self._front.unwatch(self._generator.fileno())
+        self._socket.unwatch(self._generator.fileno())
 
     # Messages from web processes and the supervisor
 

@@ -30,7 +30,7 @@ _ENGINE_LEVELS: dict[str, int] = {
     "engines.stopwatch": 0,
     "engines.vocabulary": 0,
     "engines.base": 1,
-    "engines.front": 2,
+    "engines.engine_socket": 2,
     "engines.metrics": 1,
     "engines.wire": 1,
     "engines.kv_cache": 1,

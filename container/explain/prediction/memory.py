@@ -134,7 +134,7 @@ def _predict_rolling(
     kv_tokens, wanted = blocks * cache.block_size, min(length or longest, longest)
     each = request_blocks(wanted, cache, model.window, largest.num_tokens)
     settings = engine.scheduler.settings
-    allowed, fitting = settings.num_places, blocks // each
+    allowed, fitting = settings.max_running, blocks // each
     places = "max_rolling_batch_size" if allowed == settings.max_num_seqs else "max_num_batched_tokens"
     limit = f"option.{places}; the KV cache has room for {fitting:,}"
     shortage = _shortage((own + step + blocks * local_block) * (1 if on_gpu else ranks), available, on_gpu)

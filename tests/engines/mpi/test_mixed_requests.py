@@ -141,7 +141,7 @@ def test_each_request_gets_the_answer_that_it_gets_alone(
         runner = make_runner(model, comm, num_blocks=2 * _NUM_BLOCKS)
         if comm.rank > 0:
             executor = StepExecutor(runner.steps, comm, board, Stopwatch(lambda: 0.0))
-            while executor.follow():
+            while executor.run_next_plan():
                 pass
             return
         # Engines on one model run one after the other.

@@ -29,7 +29,7 @@ def test_a_rank_drops_its_graphs_before_it_leaves_its_group(
     rank = SimpleNamespace(
         comm=SimpleNamespace(rank=number, close=lambda: done.append("group")),
         model=SimpleNamespace(close=lambda: done.append("graphs")),
-        executor=SimpleNamespace(follow=lambda: bool(done.append("followed"))),
+        executor=SimpleNamespace(run_next_plan=lambda: bool(done.append("followed"))),
     )
     monkeypatch.setattr(worker, "_start", lambda *arguments: rank)
     monkeypatch.setattr(worker, "_lead", lambda *arguments: done.append("led"))

@@ -1,4 +1,4 @@
-"""Fakes for tests of the dispatcher's loop: a front and a generating process without sockets, and a fake clock."""
+"""Fakes for tests of the dispatcher's loop: an engine socket and a generating process without sockets, and a fake clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engines.core import FinishReason, Request, RequestOutput
 from engines.python.messages import BatchDone, BatchWaste, CallStarted, FromGenerator, Ready, StepDone
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Drain, ToEngine
-from tests.engines.mpi.fakes import CLIENT, ScriptedFront, expected_output
+from tests.engines.mpi.fakes import CLIENT, ScriptedSocket, expected_output
 
 
 @dataclass
@@ -132,8 +132,8 @@ class FakeGenerator:
 
 
 @dataclass
-class ClockedFront(ScriptedFront):
-    """A front whose clock advances by the timeout, unless the generating process has messages."""
+class ClockedSocket(ScriptedSocket):
+    """An engine socket whose clock advances by the timeout, unless the generating process has messages."""
 
     clock: Clock = field(default_factory=Clock)
     generator: FakeGenerator | None = None
