@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput, SchedulerReply
-from engines.errors import EngineError, Unavailable
 from engines.engine_socket import CHECK_SECONDS, EngineSocket
+from engines.errors import EngineError, Unavailable
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.mpi.engine_core import EngineCore, ended_outputs
 from engines.mpi.scheduler.request_check import check_together

@@ -18,8 +18,8 @@ import torch
 
 from engines.config import MpiEngineConfig
 from engines.core import EngineInfo, Request, SamplingParams
-from engines.errors import RequestFailed, describe
 from engines.engine_socket import EngineSocket
+from engines.errors import RequestFailed, describe
 from engines.health import EngineState, StatusBoard
 from engines.metrics import EngineMetrics
 from engines.mpi.cache.block_manager import make_block_manager

@@ -16,10 +16,10 @@ import torch
 from engines.core import Request, RequestOutput
 from engines.errors import InvalidRequest, RequestFailed
 from engines.python.batch import BatchRow, CallStarted, Deliver, DynamicBatch
+from engines.python.heartbeat_hook import DeadlineReached, HeartbeatHook
 from engines.python.messages import BatchWaste
 from engines.python.model import LoadedModel
 from engines.python.padding import generate, padding_is_harmless
-from engines.python.heartbeat_hook import DeadlineReached, HeartbeatHook
 from engines.python.rotary import reset_frequencies
 from engines.python.running import batch_timed_out
 from engines.python.steps import Steps

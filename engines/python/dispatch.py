@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from engines.config import PythonEngineConfig
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput
-from engines.errors import InvalidRequest, RequestFailed, Unavailable
 from engines.engine_socket import EngineSocket
+from engines.errors import InvalidRequest, RequestFailed, Unavailable
 from engines.health import EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
 from engines.python.crashing_requests import MAX_REQUEST_DEATHS, CrashingRequests

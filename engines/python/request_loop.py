@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from engines.core import AbortReason, EngineInfo, RequestOutput, SchedulerReply
-from engines.errors import EngineError, InvalidRequest, Unavailable
 from engines.engine_socket import CHECK_SECONDS, EngineSocket
+from engines.errors import EngineError, InvalidRequest, Unavailable
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.invocations import InvocationOutput
 from engines.python.batcher import DynamicBatcher, HasId

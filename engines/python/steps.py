@@ -9,8 +9,8 @@ from transformers import LogitsProcessorList
 
 from engines.core import SampledToken
 from engines.python.batch import BatchRow, DynamicBatch
-from engines.python.processors import row_processors
 from engines.python.heartbeat_hook import HeartbeatHook
+from engines.python.processors import row_processors
 from engines.sampling.batch import SamplingRow
 from engines.sampling.report import report
 from engines.sampling.sampler import Sampler

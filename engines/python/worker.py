@@ -18,10 +18,10 @@ from engines.core import RequestOutput
 from engines.health import IDLE_BEAT_SECONDS, StatusBoard
 from engines.process import process_age
 from engines.python.batch_runner import BatchRunner
+from engines.python.heartbeat_hook import HeartbeatHook, clamp_positions
 from engines.python.link import Link
 from engines.python.messages import GENERATOR, BatchDone, CallStarted, Ready, Run, StepDone, ToGenerator
 from engines.python.model import load_model
-from engines.python.heartbeat_hook import HeartbeatHook, clamp_positions
 from engines.python.worker_main import Serve, receive_forgotten_ids, run_worker
 from lmi_kernels.cpu import set_num_threads
 

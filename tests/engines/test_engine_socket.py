@@ -111,7 +111,9 @@ def test_messages_arrive_in_order_with_their_client(engine_socket: EngineSocket,
     ]
 
 
-def test_garbage_is_dropped_and_later_messages_are_received(engine_socket: EngineSocket, connect: Connect) -> None:
+def test_garbage_is_dropped_and_later_messages_are_received(
+    engine_socket: EngineSocket, connect: Connect
+) -> None:
     socket = connect()
     client = _hello(engine_socket, socket)
     socket.send(b"\xff\xfe garbage")
@@ -164,7 +166,9 @@ def test_outputs_go_to_their_client_only(engine_socket: EngineSocket, connect: C
     assert not two.poll(0)
 
 
-def test_sending_to_a_disconnected_client_returns_false(engine_socket: EngineSocket, connect: Connect) -> None:
+def test_sending_to_a_disconnected_client_returns_false(
+    engine_socket: EngineSocket, connect: Connect
+) -> None:
     staying, leaving = connect(), connect()
     name_staying, name = _hello(engine_socket, staying), _hello(engine_socket, leaving)
     leaving.close()
@@ -186,7 +190,9 @@ def _fill(engine_socket: EngineSocket, client: bytes) -> None:
     """Send far more messages than the queues and buffers between the engine and the client can hold."""
     padding = "x" * 500
     for i in range(_NUM_MESSAGES):
-        assert engine_socket.send(client, Outputs([RequestOutput(str(i), error_kind="e", error_message=padding)]))
+        assert engine_socket.send(
+            client, Outputs([RequestOutput(str(i), error_kind="e", error_message=padding)])
+        )
 
 
 def test_a_slow_client_gets_all_outputs_in_order_and_does_not_delay_others(
@@ -195,7 +201,9 @@ def test_a_slow_client_gets_all_outputs_in_order_and_does_not_delay_others(
     slow, quick = connect(receive_limit=1), connect()
     name_slow, name_quick = _hello(engine_socket, slow), _hello(engine_socket, quick)
     _fill(engine_socket, name_slow)
-    assert engine_socket.send(name_quick, Outputs([RequestOutput("quick")])), "a slow client must not delay others"
+    assert engine_socket.send(name_quick, Outputs([RequestOutput("quick")])), (
+        "a slow client must not delay others"
+    )
     assert _next(quick).outputs[0].id == "quick"
     received = []
     for _ in range(_NUM_MESSAGES):

@@ -15,7 +15,7 @@ from container.explain.target import ServingTarget
 from engines.config import MpiEngineConfig, PythonEngineConfig
 from engines.models.architectures import read_config
 from engines.models.config import ModelConfig, UnsupportedModel
-from engines.models.foreign.description import ForeignConfig, describe
+from engines.models.transformers_backend.description import TransformersModelConfig, describe
 from engines.mpi.cache.window import request_blocks
 from engines.mpi.runner.budget import ACTIVATION_HEADROOM, CONTEXT_BYTES, gpu_cache_bytes, local_bytes
 from engines.mpi.runner.largest_step import SCORED_TOKENS, LargestStep
@@ -175,7 +175,7 @@ def _remedy(
 ) -> str:
     """Name the next larger tensor-parallel degree that fits, with fewer copies if needed; else other options."""
     most = min(target.machine.gpu_count, model.num_kv_heads)
-    if isinstance(model, ForeignConfig) and model.one_rank_only:
+    if isinstance(model, TransformersModelConfig) and model.one_rank_only:
         most = 1
     for degree in range(engine.parallel.tp_size + 1, most + 1):
         larger = replace(engine, parallel=replace(engine.parallel, tp_size=degree))

@@ -1,4 +1,5 @@
-"""Execution of a step on all ranks: rank 0 sends each plan to the others, and every rank writes a heartbeat after it."""
+"""Execution of steps on all ranks: rank 0 sends each plan to the others, and every rank runs it and then writes a
+heartbeat."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from engines.config import HandlerEngineConfig
 from engines.core import AbortReason, EngineInfo
-from engines.errors import DeadlineExceeded, EngineError, RequestFailed
 from engines.engine_socket import EngineSocket
+from engines.errors import DeadlineExceeded, EngineError, RequestFailed
 from engines.health import EngineState, StatusBoard
 from engines.invocations import Invocation, InvocationOutput
 from engines.python.batcher import DynamicBatcher

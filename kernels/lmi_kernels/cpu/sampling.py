@@ -64,7 +64,10 @@ def row_logprobs_native(
     """Implement `row_logprobs`."""
     max_count = max(counts)
     logprobs = torch.empty(len(rows))
-    top_tokens, top_logprobs = torch.empty(len(rows), max_count, dtype=torch.int64), torch.empty(len(rows), max_count)
+    top_tokens, top_logprobs = (
+        torch.empty(len(rows), max_count, dtype=torch.int64),
+        torch.empty(len(rows), max_count),
+    )
     _run(
         team,
         Logprobs,

@@ -15,7 +15,7 @@ from container.explain.resolve import CannotServe, resolve
 from container.explain.resolve.weights import count_parameters
 from container.machine import Machine
 from engines.config import BatchConfig, PythonEngineConfig
-from engines.models.foreign.sources import generating_architectures
+from engines.models.transformers_backend.sources import generating_architectures
 from tests.container.explain.questions import CPU, GIB, GPUS, SHAPE, config, make_model
 
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 1024}

@@ -20,7 +20,7 @@ from engines.models.config import (
     Rotary,
     UnsupportedModel,
 )
-from engines.models.foreign.description import describe
+from engines.models.transformers_backend.description import describe
 from engines.partition import split_heads
 from tests.engines.models.conftest import MISTRAL, MIXTRAL, write_and_read
 from tests.support.published_models import PUBLISHED

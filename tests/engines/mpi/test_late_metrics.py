@@ -35,7 +35,9 @@ class _Device:
         self._free = 0.0
         self._executor = make_executor(64, 4, None, LargestStep(64, 4, 64))
 
-    def run_on_all_ranks(self, plan: StepPlan, targets: Any = (), rows: Sequence[SamplingRow] = ()) -> StepResult:
+    def run_on_all_ranks(
+        self, plan: StepPlan, targets: Any = (), rows: Sequence[SamplingRow] = ()
+    ) -> StepResult:
         self.now += _HOST
         self._free = max(self.now, self._free) + _DEVICE
         result = self._executor.run_on_all_ranks(plan, targets, rows)

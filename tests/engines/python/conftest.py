@@ -13,9 +13,9 @@ import torch
 
 from engines.core import Request, RequestOutput, SamplingParams
 from engines.python.batch_runner import BatchRunner
+from engines.python.heartbeat_hook import HeartbeatHook, clamp_positions
 from engines.python.messages import BatchWaste
 from engines.python.model import describe
-from engines.python.heartbeat_hook import HeartbeatHook, clamp_positions
 from tests.support.tiny_architectures import CONTEXT, make_model
 
 FAR = 600.0

@@ -1,4 +1,4 @@
-"""Fakes for tests of the dispatcher's loop: an engine socket and a generating process without sockets, and a fake clock."""
+"""Fakes for tests of the dispatcher's loop: engine socket, generating process and clock."""
 
 from __future__ import annotations
 

@@ -208,7 +208,9 @@ def test_stats_count_steps_tokens_and_requests(lab: Lab) -> None:
 
 def test_drain_finishes_accepted_requests_and_rejects_new_ones(lab: Lab) -> None:
     requests = make_requests(6)
-    socket = lab.serve(submit(*requests), [], [(TWO, Drain(60.0)), *submit(make_request("late"))], *pauses(40))
+    socket = lab.serve(
+        submit(*requests), [], [(TWO, Drain(60.0)), *submit(make_request("late"))], *pauses(40)
+    )
     for request in requests:
         check_output(socket, request)
     (refusal,) = socket.outputs["late"]
@@ -220,7 +222,9 @@ def test_drain_finishes_accepted_requests_and_rejects_new_ones(lab: Lab) -> None
 
 def test_unfinished_requests_get_an_error_when_the_drain_times_out(lab: Lab) -> None:
     running, waiting = make_requests(4, tokens=40), make_request("waiting")
-    socket = lab.serve(submit(*running), [], [*submit(waiting, client=TWO), (CLIENT, Drain(1.0))], *pauses(40))
+    socket = lab.serve(
+        submit(*running), [], [*submit(waiting, client=TWO), (CLIENT, Drain(1.0))], *pauses(40)
+    )
     for request in (*running, waiting):
         *before, end = socket.outputs[request.id]
         assert end.error_kind == "unavailable"

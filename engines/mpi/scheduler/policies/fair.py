@@ -165,7 +165,9 @@ class Fair:
     def _raise_floor(self) -> None:
         """Raise the floor to the smallest counter of the waiting tenants, or else to the counter of the last tenant
         that waited."""
-        lowest = self._next_tenant().counter if self._num_waiting else self.weighted_tokens(self._last_waiting)
+        lowest = (
+            self._next_tenant().counter if self._num_waiting else self.weighted_tokens(self._last_waiting)
+        )
         self._floor = max(self._floor, lowest)
 
     def _forget_idle(self) -> None:

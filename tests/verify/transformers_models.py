@@ -13,9 +13,14 @@ from engines.config import CacheConfig, ModelSettings
 from engines.mpi.runner.loading import LoadedModel
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
 from lmi_kernels.cpu import set_num_threads
-from tests.support.foreign_models import FOREIGN, degrees, differences, save_foreign
 from tests.support.plans import load
 from tests.support.published_models import PUBLISHED
+from tests.support.transformers_models import (
+    TRANSFORMERS_MODELS,
+    degrees,
+    differences,
+    save_transformers_model,
+)
 from tests.verify.lab import Lab, Report, run_alone
 
 _LIMIT = 1.3
@@ -24,19 +29,19 @@ _BATCH, _CONTEXT, _BLOCK = 32, 256, 16
 
 
 def verify(lab: Lab, report: Report) -> None:
-    for name in FOREIGN:
+    for name in TRANSFORMERS_MODELS:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            save_foreign(folder, name)
+            save_transformers_model(folder, name)
             for degree in degrees(folder, name):
                 worst, same = differences(folder, degree)
                 report.require(
                     worst < 1e-4 and same, f"{name}, degree {degree}: logits differ by at most {worst:.1e}"
                 )
-    own, foreign = _measure_decodes()
+    own, module = _measure_decodes()
     report.require(
-        foreign <= _LIMIT * own,
-        f"a decode of Llama takes {foreign:.1f} ms as transformers' module, {own:.1f} ms as our own model;"
+        module <= _LIMIT * own,
+        f"a decode of Llama takes {module:.1f} ms as transformers' module, {own:.1f} ms as our own model;"
         f" limit {_LIMIT} times",
     )
 
@@ -58,8 +63,8 @@ def _measure_decodes() -> tuple[float, float]:
             model.steps.update(plan)
             model.steps.compute(model.steps.prepare(plan))
             seconds.append(time.perf_counter() - started)
-    own, foreign = (statistics.median(seconds) * 1e3 for seconds in samples)
-    return own, foreign
+    own, module = (statistics.median(seconds) * 1e3 for seconds in samples)
+    return own, module
 
 
 def _load(folder: str, impl: str) -> LoadedModel:

@@ -15,9 +15,9 @@ from engines.models.config.description import NormSpec, linear_bytes
 from engines.models.config.fields import Fields, config_json
 from engines.models.config.library import class_source
 from engines.models.config.selection import with_architecture
-from engines.models.foreign.sizes import has_gate, latent_attention, read_experts
-from engines.models.foreign.sources import Source, causal_architectures, find_source, known_type
-from engines.models.foreign.split import SplitPlan, why_not_split
+from engines.models.transformers_backend.sizes import has_gate, latent_attention, read_experts
+from engines.models.transformers_backend.sources import Source, causal_architectures, find_source, known_type
+from engines.models.transformers_backend.split import SplitPlan, why_not_split
 from engines.models.weight_files import stored_tensors
 from engines.partition import split_evenly
 
@@ -56,7 +56,7 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignConfig(ModelConfig):
+class TransformersModelConfig(ModelConfig):
     """The shape of a model that runs as a transformers module."""
 
     folder: Path
@@ -164,7 +164,7 @@ def unsupported_reason(source: Source) -> str:
     return "it takes inputs other than text" if re.search(_OTHER_INPUTS, own) else ""
 
 
-def describe(folder: Path) -> ForeignConfig:
+def describe(folder: Path) -> TransformersModelConfig:
     """Read `folder/config.json` as transformers would.
 
     Raises:
@@ -225,7 +225,7 @@ def _require_plain(architecture: str, data: Mapping[str, Any]) -> None:
         )
 
 
-def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
+def _make_config(folder: Path, fields: Fields, source: Source) -> TransformersModelConfig:
     hidden_size, num_layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads, kv_heads = fields.heads("num_key_value_heads")
     head_dim = fields.count("head_dim", hidden_size // heads)
@@ -233,7 +233,7 @@ def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
         # With latent attention each query head has its own keys and values.
         kv_heads, head_dim = heads, fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
     experts, shared_width = read_experts(fields, source, num_layers)
-    return ForeignConfig(
+    return TransformersModelConfig(
         architecture=source.architecture,
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden_size,
