@@ -74,7 +74,7 @@ class Decoder:
 
     @property
     def largest_logits(self) -> LargestLogits | None:
-        return None if self.head.screen is None else lambda hidden: self.head.largest(self.norm(hidden))
+        return None if self.head.logit_bounds is None else lambda hidden: self.head.largest(self.norm(hidden))
 
 
 def build_decoder(parts: Parts) -> Decoder:

@@ -163,7 +163,7 @@ def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]
         parts.weights.tied_rows(embedding_name, head_name, shard, shape) if tied else (None, read(head_name))
     )
     packed = parts.weights.pack(head)
-    screen = lmi_kernels.screen(head, packed)
+    logit_bounds = lmi_kernels.make_logit_bounds(head, packed)
     if table is None:  # read while the head is packed
         table = read(embedding_name)
     packed_table = packed if head is table else lmi_kernels.pack(table)
@@ -171,7 +171,7 @@ def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]
     norm = None if names.embedding_norm is None else parts.norm(parts.prefix + names.embedding_norm)
     scale = embedding_factor(config.embedding_scale, lookup)
     embedding = VocabParallelEmbedding(lookup, shard, comm, scale, _positions(parts), norm)
-    return embedding, VocabParallelHead(packed, config.vocab_size, comm, config.logit_softcap, screen)
+    return embedding, VocabParallelHead(packed, config.vocab_size, comm, config.logit_softcap, logit_bounds)
 
 
 def embedding_factor(scale: float | None, table: Table) -> float | None:

@@ -168,7 +168,7 @@ class ModelConfig:
             rows += self.position_table.num_rows
         return round(total + element * rows * self.hidden_size)
 
-    def screen_bytes(self, ranks: int = 1) -> int:
+    def logit_bounds_bytes(self, ranks: int = 1) -> int:
         """Return the bytes of rank 0's int8 copy of the head, which native CPU kernels keep to find the largest logit.
         Each row has two norms besides."""
         vocabulary = split_evenly(self.vocab_size, ranks, 0).size

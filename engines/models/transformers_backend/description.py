@@ -117,7 +117,7 @@ class TransformersModelConfig(ModelConfig):
         counts = (self.experts.num_experts, 1) if self.experts else ()
         return shape in [(count, self.hidden_size) for count in counts]
 
-    def screen_bytes(self, ranks: int = 1) -> int:
+    def logit_bounds_bytes(self, ranks: int = 1) -> int:
         """Heads of transformers compute all logits."""
         return 0
 

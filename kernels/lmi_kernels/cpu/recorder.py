@@ -12,7 +12,7 @@ import torch
 
 from lmi_kernels.attention.paged_sequences import ScoreRules
 from lmi_kernels.cpu import structs
-from lmi_kernels.cpu.screen import Screen
+from lmi_kernels.cpu.logit_bounds import LogitBounds
 from lmi_kernels.cpu.structs import Function, Struct, address
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight, padded
@@ -192,24 +192,24 @@ class Recorder:
         return self._record(structs.Experts, operands, hidden, fields, scratch=scratch, keep_alive=keep_alive)
 
     def greedy_head(
-        self, x: Rows, weight: NativeWeight, screen: Screen, first_column: int, softcap: float
+        self, x: Rows, weight: NativeWeight, bounds: LogitBounds, first_column: int, softcap: float
     ) -> Rows:
         """Record the search for the largest product of each row; see `lmi_kernels.greedy_head`."""
         max_rows, pause = padded(self.max_rows), torch.zeros(1, dtype=torch.int32)
-        scratch = screen.scratch_sizes(max_rows, self.team.num_threads)
+        scratch = bounds.scratch_sizes(max_rows, self.team.num_threads)
         for name, (size, dtype) in weight.scratch_sizes(max_rows).items():
             scratch[name] = max(size, scratch[name][0]), dtype
         fields = {
             "exact": weight.handle,
-            "screen": screen.weight.handle,
-            "column_norms": screen.column_norms.data_ptr(),
+            "approximate": bounds.weight.handle,
+            "column_norms": bounds.column_norms.data_ptr(),
             "first_column": first_column,
             "max_rows": max_rows,
             "softcap": softcap,
-            "largest_share": screen.largest_share,
+            "max_exact_share": bounds.max_exact_share,
             "pause": pause.data_ptr(),
         }
-        keep_alive = [weight, screen, pause]
+        keep_alive = [weight, bounds, pause]
         return self._record(structs.GreedyHead, {"x": x}, 2, fields, scratch=scratch, keep_alive=keep_alive)
 
     def rope_and_store(

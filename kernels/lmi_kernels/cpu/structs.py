@@ -246,9 +246,9 @@ class GreedyHead(Struct):
     _fields_ = (
         *_pointers("x", "y"),
         *_int64s("x_stride", "y_stride"),
-        *_pointers("exact", "screen", "column_norms"),
+        *_pointers("exact", "approximate", "column_norms"),
         *_int64s("first_column", "max_rows"),
-        *_floats("softcap", "largest_share"),
+        *_floats("softcap", "max_exact_share"),
         *_pointers("pause", "integers", "row_scales", "row_norms", "bounds", "products"),
     )
 

@@ -255,24 +255,24 @@ struct GreedyHead {
   float* y;  // [num_rows, 2]
   int64_t x_stride;
   int64_t y_stride;
-  const Weight* exact;   // floating point
-  const Weight* screen;  // int8
+  const Weight* exact;        // floating point
+  const Weight* approximate;  // int8
   const float* column_norms;  // see Linear
-  int64_t first_column;  // added to the columns
-  int64_t max_rows;      // a multiple of 16
-  float softcap;         // products become softcap * tanh(product / softcap); 0: they do not
-  float largest_share;  // of the cost of all products; if bounds leave more, all products are computed
+  int64_t first_column;       // added to the columns
+  int64_t max_rows;           // a multiple of 16
+  float softcap;              // products become softcap * tanh(product / softcap); 0: they do not
+  float max_exact_share;      // of the cost of all products; if bounds leave more, all products are computed
   int32_t* pause;    // [1]: number of next calls without bounds, at first 0
   int8_t* integers;  // scratch, see Linear; for both weights
   float* row_scales;
   float* row_norms;
   float* bounds;    // scratch: upper bounds of each segment of a panel, then lower bounds, [2, panels x 2, max_rows];
                     // or products, at least [max_rows, kPanel]
-  float* products;  // scratch: [workers, max_rows, kScreenFloats]
+  float* products;  // scratch: [workers, max_rows, kSearchFloats]
 };
 
 // Floats of scratch for each worker and row: the products of a panel, a limit, the best product, and a mark.
-constexpr int64_t kScreenFloats = kPanel + 5;
+constexpr int64_t kSearchFloats = kPanel + 5;
 
 constexpr int64_t kSlack = 64;  // floats after a row of scratch, for whole-vector accesses
 
