@@ -203,7 +203,7 @@ class RequestOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts about a running engine, as reported in its startup line."""
+    """Facts about a running engine, as reported in its start-up line."""
 
     model: str
     engine: str
@@ -218,7 +218,7 @@ class EngineInfo:
     max_model_len: int = 0
     paged_attention: bool = False
     load_seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of the startup, by part."""
+    """Seconds of the start-up, by part."""
 
 
 @dataclass(frozen=True, slots=True)

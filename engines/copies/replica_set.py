@@ -168,9 +168,13 @@ class ReplicaSet:
 
     def _change_settings(self, changes: Mapping[str, SettingValue], timeout: float) -> SchedulerReply | None:
         if idle := [str(copy.number + 1) for copy in self._replicas if not copy.engine.health().ready]:
+            *others, last = idle
+            which, verb = (
+                (f"copies {', '.join(others)} and {last}", "are") if others else (f"copy {last}", "is")
+            )
             raise Unavailable(
-                f"copy {' and '.join(idle)} of {len(self._replicas)} is not ready; settings must change in all copies"
-                " at once: try again"
+                f"{which} of {len(self._replicas)} {verb} not ready; settings can only be changed in all copies"
+                " together: try again"
             )
         before: list[SchedulerSettings] = []
         for reply in self._call_all(lambda engine: engine.configure_scheduler({}, timeout)):

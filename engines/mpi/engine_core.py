@@ -143,7 +143,7 @@ class EngineCore:
     def stop(self) -> None:
         """Stop all ranks. No request may be waiting or running. The results of a step in flight are dropped."""
         self._collect()
-        self._audit("at the end")
+        self._audit("at shutdown")
         self._executor.run_on_all_ranks(StepPlan(PlanKind.STOP))
         self._trace.flush(self._clock(), self._state)
         self._trace.close()

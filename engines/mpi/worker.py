@@ -49,7 +49,7 @@ class _Rank:
     executor: StepExecutor
     stopwatch: Stopwatch
     seconds: dict[str, float]
-    """Seconds of the startup, by part."""
+    """Seconds of the start-up, by part."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,9 +16,10 @@ MAX_REQUEST_DEATHS = 2
 
 
 class CrashingRequests:
-    """The latest of these requests, by prompt and parameters. The seed is ignored: retries usually change it.
+    """The most recent crashing requests, keyed by prompt and parameters.
 
-    Crashes of equal requests count together, because a client may leave and send its request again.
+    The seed is ignored: retries usually change it. Crashes of equal requests count together, because a client may leave
+    and send its request again.
     """
 
     def __init__(self) -> None:

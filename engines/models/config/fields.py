@@ -63,15 +63,15 @@ class Fields:
         self._data = data
 
     def with_defaults(self, **defaults: Any) -> Fields:
-        """Return these fields with defaults for those that the file lacks."""
+        """Return a copy with defaults for fields that the file lacks."""
         return Fields({**defaults, **self._data})
 
     def without(self, *names: str) -> Fields:
-        """Return these fields without those of these names."""
+        """Return a copy without the named fields."""
         return Fields({name: value for name, value in self._data.items() if name not in names})
 
     def with_rope_type(self, new: str, old: str) -> Fields:
-        """Return these fields with the rope type `new` in place of `old`."""
+        """Return a copy with the rope type `new` in place of `old`."""
         changed = {}
         for name in _ROPES:
             rope = self._data.get(name)

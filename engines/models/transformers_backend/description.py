@@ -189,9 +189,11 @@ def _source(architecture: str, model_type: str) -> Source:
         raise UnsupportedModel(f"transformers has no causal language model {architecture}")
     source = find_source(architecture, model_type) if known_type(model_type) else None
     if source is None:
-        raise UnsupportedModel(f"transformers has no {architecture} of model type {model_type!r}")
+        raise UnsupportedModel(
+            f"transformers does not implement {architecture} for model_type {model_type!r}"
+        )
     if reason := unsupported_reason(source):
-        raise UnsupportedModel(f"{architecture} cannot run on this engine's cache: {reason}")
+        raise UnsupportedModel(f"engine=MPI does not support {architecture}: {reason}")
     return source
 
 

@@ -303,11 +303,14 @@ class _ModelPart:
         return KvCache(*shape, self.dtype, self.device)
 
     def is_recordable(self, team: Team) -> bool:
-        """Whether the model can be recorded as a native program."""
+        """Return whether the model can be recorded as a native program."""
         cache = self._new_cache(1, 1, self.model_config.num_layers)
         try:
             record_forward(self.model, cache, self.tables, team, 1)
         except NotRecorded as reason:
-            logger.info("native kernels are called one by one: %s", reason)
+            logger.info(
+                "the model cannot run as one native program, so its operations run one by one (not supported: %s)",
+                reason,
+            )
             return False
         return True

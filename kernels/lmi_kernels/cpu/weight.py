@@ -23,7 +23,8 @@ def blocks_of(weight: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tenso
     """Return the matrices to stack. Raises: ValueError: their widths or dtypes differ."""
     blocks = [weight] if isinstance(weight, torch.Tensor) else list(weight)
     if len({(each.dtype, each.shape[1]) for each in blocks}) != 1:
-        raise ValueError(f"stacked: {', '.join(f'{each.dtype} {tuple(each.shape)}' for each in blocks)}")
+        found = ", ".join(f"{each.dtype} {tuple(each.shape)}" for each in blocks)
+        raise ValueError(f"stacked weights must have the same dtype and width (got {found})")
     return blocks
 
 
@@ -59,7 +60,7 @@ class NativeWeight:
         blocks = blocks_of(weight)
         dtype = blocks[0].dtype
         if dtype not in STORAGES:
-            raise ValueError(f"a weight of {dtype}: bf16, fp16 and fp32 are stored")
+            raise ValueError(f"weight dtype: not supported (got {dtype}); allowed: bf16, fp16, fp32")
         pairs = dtype is torch.bfloat16 and library.instructions == "amx"
         unquantized = Storage.BF16_PAIRS if pairs else STORAGES[dtype]
         storage = unquantized if storage is None else storage
@@ -97,7 +98,9 @@ class NativeWeight:
     def check_width(self, x: torch.Tensor) -> None:
         """Raise ValueError if rows, [num_rows, width], have another width than the weight."""
         if x.shape[-1] != self.in_features:
-            raise ValueError(f"a weight of {self.in_features} input features: rows have {x.shape[-1]}")
+            raise ValueError(
+                f"rows have {x.shape[-1]} features, but the weight has {self.in_features} input features"
+            )
 
     def scratch_sizes(self, num_rows: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return size and dtype of the scratch buffers for a product with `num_rows` rows, by field of its struct.

@@ -51,12 +51,12 @@ class Fair:
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
-        """Waiting tenants, and idle tenants until the floor is seen to have reached their counters."""
+        """Waiting tenants, and idle tenants whose counter may still be above the floor."""
         self._num_waiting = 0
         self._heap: list[_Place] = []
         """Heap of places of the waiting tenants."""
         self._max_tenants = _SLACK
-        """Number of tenants above which tenants that need not be remembered are forgotten."""
+        """Number of tenants above which idle ones are dropped, see `_forget_idle`."""
         self._floor = 0
         self._last_waiting = ""
         """Name of the last tenant that ran out of waiting sequences. While no tenant waits, the floor is its
