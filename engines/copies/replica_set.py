@@ -50,7 +50,7 @@ class CopyEngine(Engine, Protocol):
     """An engine that can send its outputs to a stream shared with other engines."""
 
     num_restarts: int
-    """How often a restarted engine, with an empty cache, has replaced the one before."""
+    """Number of restarts of the engine. After each, its cache is empty."""
 
     def submit_to(self, stream: ClientStream[RequestOutput], *requests: Request) -> None:
         """Submit requests like `submit`, with outputs to this stream."""
@@ -239,7 +239,7 @@ class ReplicaSet:
         return load
 
     def _call_all(self, call: Callable[[Engine], Result]) -> list[Result]:
-        """Call this with all engines at once, and return the results in order."""
+        """Call a function with all engines at once, and return the results in order."""
         greenlets = [gevent.spawn(call, copy.engine) for copy in self._replicas]
         gevent.joinall(greenlets, raise_error=True)
         return [greenlet.value for greenlet in greenlets]

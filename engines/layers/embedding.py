@@ -52,7 +52,7 @@ class VocabParallelHead:
     softcap: float | None = None
     """Soft cap: logits become cap * tanh(logit / cap)."""
     logit_bounds: lmi_kernels.LogitBounds | None = None
-    """int8 copy of the weight; None: `largest` is not supported."""
+    """Bounds of this rank's logits; None: `largest` is not supported."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Compute logits. hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on other ranks."""

@@ -153,5 +153,5 @@ def _run_head(head: Recording, places: torch.Tensor) -> torch.Tensor | None:
 
 def _rows(tensor: torch.Tensor) -> Rows:
     if not isinstance(tensor, Rows):
-        raise NotRecorded("a result that no operation gave")
+        raise NotRecorded("a result that no operation computed")
     return tensor

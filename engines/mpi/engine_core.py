@@ -180,7 +180,7 @@ class EngineCore:
         step before."""
         rows = _rows(step)
         try:
-            result = self._lead(step, rows)
+            result = self._execute(step, rows)
         except StepFailed:
             return [*self._collect(), *self._halve(step, started)]
         if result.pending_tokens is not None and not result.pending_tokens.host_rows and not step.scored:
@@ -210,7 +210,7 @@ class EngineCore:
         self._record_step(in_flight.step, outputs, in_flight.started)
         return outputs
 
-    def _lead(self, step: Step, rows: list[SamplingRow]) -> StepResult:
+    def _execute(self, step: Step, rows: list[SamplingRow]) -> StepResult:
         targets = [_targets(*scored) for scored in step.scored]
         return self._executor.run_on_all_ranks(step.plan, targets, rows)
 
@@ -261,7 +261,7 @@ class EngineCore:
         for half in step.halves():
             rows = _rows(half)
             try:
-                result = self._lead(half, rows)
+                result = self._execute(half, rows)
             except StepFailed:
                 outputs += self._halve(half, started)
             else:

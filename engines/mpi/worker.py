@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         config = MpiEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
         rank = _start(config, board, arguments.status.parent)
         if rank.comm.rank == 0:
-            _lead(rank, board, arguments.address)
+            _serve(rank, board, arguments.address)
         else:
             while rank.executor.run_next_plan():
                 pass
@@ -108,7 +108,7 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
     return _Rank(config, device, comm, model, executor, stopwatch, seconds)
 
 
-def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
+def _serve(rank: _Rank, board: StatusBoard, address: str) -> None:
     config, cache = rank.config, rank.model.cache
     blocks = make_block_manager(
         cache.num_blocks,

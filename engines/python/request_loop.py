@@ -20,7 +20,7 @@ from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, Reply, ToCl
 
 logger = logging.getLogger(__name__)
 
-MAX_DEATHS = 3
+MAX_CRASHES = 3
 """Consecutive crashes of a worker process, with no request to blame, after which it is not restarted."""
 REACTION_SECONDS = 5.0
 """Seconds that a call may take to stop after its deadline. After that its process counts as stuck and is killed."""

@@ -20,7 +20,7 @@ from engines.mpi.cache.window import request_blocks
 from engines.mpi.runner.budget import ACTIVATION_HEADROOM, CONTEXT_BYTES, gpu_cache_bytes, local_bytes
 from engines.mpi.runner.largest_step import SCORED_TOKENS, LargestStep
 from engines.partition import split_evenly, split_heads
-from engines.sampling.batch import SAMPLED_ROWS
+from engines.sampling.batch import MAX_SAMPLED_ROWS
 from lmi_server.config import EngineOptions
 
 _SAMPLED_COPIES = 30
@@ -84,7 +84,7 @@ def activation_bytes(model: ModelConfig, tokens: int, sampled: int, ranks: int, 
     # The residual stream, its norm, and the result of attention or MLP.
     layer = tokens * (3 * model.hidden_size + widest) * element
     scored = min(SCORED_TOKENS, tokens)
-    copies = max(_SAMPLED_COPIES * min(SAMPLED_ROWS, sampled), _SCORED_COPIES * scored)
+    copies = max(_SAMPLED_COPIES * min(MAX_SAMPLED_ROWS, sampled), _SCORED_COPIES * scored)
     rows = max(sampled, scored) + copies
     return layer + int(rows * model.vocab_size * 4)
 

@@ -22,7 +22,7 @@ from engines.python.handlers.messages import Answered, CallDone
 from engines.python.handlers.slot import HandlerProcess, RunningInvocation, Slot
 from engines.python.messages import DISPATCHER, CannotLoad, Ready
 from engines.python.metrics import DispatcherMetrics
-from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed, RequestLoop
+from engines.python.request_loop import MAX_CRASHES, REACTION_SECONDS, EngineFailed, RequestLoop
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import InvocationOutputs, Invoke, ToEngine
 
@@ -186,10 +186,10 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             self._drop_slot(slot)
             return
         if slot.calls:
-            slot.deaths = 0
+            slot.crashes = 0
         else:
-            slot.deaths += 1
-            if not self._was_ready or slot.deaths >= MAX_DEATHS:
+            slot.crashes += 1
+            if not self._was_ready or slot.crashes >= MAX_CRASHES:
                 what = "loading the handler" if slot.loading else "idle"
                 raise EngineFailed(f"worker {slot.number} ended while {what}: {error}")
         was_alone = len(slot.calls) == 1
@@ -215,7 +215,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         for name in request_ids:
             slot.calls.pop(name, None)
         slot.runs_alone = False
-        slot.deaths = 0
+        slot.crashes = 0
         slot.idle_since = self._clock()
 
     def _retry_alone(self, slot: Slot, request_ids: list[str]) -> None:

@@ -95,7 +95,7 @@ class Recorder:
     """Records operations in the order of their calls."""
 
     def __init__(self, team: Team, max_rows: int) -> None:
-        """team: runs the program; max_rows: most rows in a step."""
+        """team: runs the program; max_rows: maximum rows in a step."""
         self.team = team
         self.max_rows = max_rows
         self.nodes: list[Node] = []

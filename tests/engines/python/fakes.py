@@ -38,7 +38,7 @@ class FakeGenerator:
     reload_polls: int = 1
     poison: tuple[int, ...] | None = None
     """Prompt that kills the process."""
-    num_idle_deaths: int = 0
+    num_idle_crashes: int = 0
     """Number of times that the process dies while idle."""
     forgets_after_restart: int = 0
     """Number of tokens of each output that differ after a restart."""
@@ -82,8 +82,8 @@ class FakeGenerator:
 
     def receive(self, timeout: float) -> Iterator[FromGenerator]:
         assert timeout == 0.0
-        if self.num_idle_deaths and not self._loading:
-            self.num_idle_deaths -= 1
+        if self.num_idle_crashes and not self._loading:
+            self.num_idle_crashes -= 1
             self._dead = True
         if self._dead or (self._running and self._step == self._dies):
             self._dead = True

@@ -11,7 +11,7 @@ import pytest
 from engines.core import AbortReason, Request
 from engines.health import EngineState
 from engines.python.dispatch import REACTION_SECONDS
-from engines.python.request_loop import MAX_DEATHS, EngineFailed
+from engines.python.request_loop import MAX_CRASHES, EngineFailed
 from engines.wire import Abort, GetStats
 from tests.engines.mpi.fakes import CLIENT, expected_output, make_request
 from tests.engines.python.dispatch_lab import (
@@ -85,7 +85,7 @@ def _submit_and_leave_during_reload(request: Request) -> list[Turn]:
 def test_a_crashing_request_whose_client_leaves_and_tries_again_is_rejected(tmp_path: Path) -> None:
     poison = make_request("poison", range(9), 4)
     lab = Lab(tmp_path, batch_size=1, poison=poison.prompt_token_ids, reload_polls=5)
-    tries = [replace(poison, id=f"try {i}") for i in range(MAX_DEATHS)]
+    tries = [replace(poison, id=f"try {i}") for i in range(MAX_CRASHES)]
     socket = lab.serve(*(turn for each in tries for turn in _submit_and_leave_during_reload(each)))
     assert "try 0" not in socket.outputs
     assert (
@@ -129,22 +129,22 @@ def test_a_request_is_not_blamed_for_a_call_that_it_was_not_in(tmp_path: Path) -
 
 
 def test_crashing_requests_whose_clients_leave_do_not_stop_the_engine(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, batch_size=1, dies_after=[0] * MAX_DEATHS, reload_polls=5)
-    requests, last = make_requests(MAX_DEATHS), make_request("last")
+    lab = Lab(tmp_path, batch_size=1, dies_after=[0] * MAX_CRASHES, reload_polls=5)
+    requests, last = make_requests(MAX_CRASHES), make_request("last")
     left = [turn for each in requests for turn in _submit_and_leave_during_reload(each)]
     socket = lab.serve(*left, submit(last), *pauses(20))
     check_output(socket, last)
-    assert lab.generator.num_restarts == MAX_DEATHS
+    assert lab.generator.num_restarts == MAX_CRASHES
 
 
 def test_crashes_with_good_batches_between_them_do_not_stop_the_engine(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, batch_size=1, dies_after=[1, None] * (MAX_DEATHS + 1))
+    lab = Lab(tmp_path, batch_size=1, dies_after=[1, None] * (MAX_CRASHES + 1))
     equal = make_request("", range(3), 4)
-    requests = [replace(equal, id=f"r{i}") for i in range(MAX_DEATHS + 1)]
+    requests = [replace(equal, id=f"r{i}") for i in range(MAX_CRASHES + 1)]
     socket = lab.serve(*(turn for each in requests for turn in (submit(each), *pauses(20))))
     for request in requests:
         check_output(socket, request)
-    assert lab.generator.num_restarts == MAX_DEATHS + 1
+    assert lab.generator.num_restarts == MAX_CRASHES + 1
 
 
 def test_a_request_whose_rerun_differs_gets_an_error(tmp_path: Path) -> None:
@@ -202,16 +202,16 @@ def test_during_a_restart_the_board_reports_it_and_requests_are_rejected(tmp_pat
 
 
 def test_a_process_that_dies_repeatedly_while_idle_stops_the_engine(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, num_idle_deaths=MAX_DEATHS)
+    lab = Lab(tmp_path, num_idle_crashes=MAX_CRASHES)
     with pytest.raises(
         EngineFailed, match="3 times, not caused by a request; the last time it was killed by"
     ):
         lab.serve(*pauses(30))
-    assert lab.generator.num_restarts == MAX_DEATHS - 1
+    assert lab.generator.num_restarts == MAX_CRASHES - 1
 
 
 def test_a_batch_waits_for_a_process_that_died_while_idle(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, num_idle_deaths=1, reload_polls=5)
+    lab = Lab(tmp_path, num_idle_crashes=1, reload_polls=5)
     request = make_request("a")
     socket = lab.serve(submit(request), *pauses(20))
     check_output(socket, request)
@@ -266,13 +266,13 @@ def test_a_stuck_call_does_not_fail_the_rest_of_its_batch(tmp_path: Path) -> Non
 
 
 def test_stuck_batches_whose_clients_disconnected_do_not_stop_the_engine(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, batch_size=1, stuck_after=[1] * (MAX_DEATHS + 1))
+    lab = Lab(tmp_path, batch_size=1, stuck_after=[1] * (MAX_CRASHES + 1))
     script: list[Any] = []
-    for number in range(MAX_DEATHS + 1):
+    for number in range(MAX_CRASHES + 1):
         name = f"leaves{number}"
         script += [submit(make_request(name)), *pauses(2)]
         script += [[(CLIENT, Abort(name, AbortReason.CLIENT_LEFT))], *pauses(400)]
     last = make_request("stays")
     socket = lab.serve(*script, submit(last), *pauses(40))
-    assert lab.generator.num_kills == MAX_DEATHS + 1
+    assert lab.generator.num_kills == MAX_CRASHES + 1
     check_output(socket, last)

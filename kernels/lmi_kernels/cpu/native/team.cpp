@@ -27,7 +27,7 @@ void spin_until(Done done) {
 
 Team::Team(int num_threads) {
   try {
-    for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { follow(index); });
+    for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { run_thread(index); });
   } catch (...) {
     end();
     throw;
@@ -62,7 +62,7 @@ void Team::run(Work work, void* argument) {
   spin_until([this] { return working_.load(std::memory_order_acquire) == 0; });
 }
 
-void Team::follow(int index) {
+void Team::run_thread(int index) {
   for (uint64_t seen = 0; wait_for_work(seen);) {
     seen = calls_.load(std::memory_order_acquire);
     Worker worker(*this, index);
