@@ -23,7 +23,7 @@ _NAMES = """\
 fresh_clone token_equality rolling leaving_clients failures startup malformed dynamic_equality aws_post s3_faults
 clients differing_parameters s3_serve scheduler_properties schedules kv_waste prefix_cache overlay scheduler_cost
 sampling batch_invariance kernels_without_gpu architectures late_steps gpu_results instruction_sets random_examples
-front_door comparison_errors s3_speed quantization sanitizers tokenizers transformers_models image tuning several_models
+front_door comparison_errors s3_speed quantization sanitizers tokenizers foreign_models image tuning several_models
 endpoint simulation other_clients real_comparisons report_page
 """
 NAMES = _NAMES.split()
