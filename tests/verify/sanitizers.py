@@ -1,4 +1,4 @@
-"""Native CPU kernels: no address out of bounds, no undefined behavior and no data race in their tests."""
+"""Native CPU kernels: no address out of bounds, no undefined behaviour and no data race in their tests."""
 
 from __future__ import annotations
 
