@@ -193,7 +193,9 @@ def _source(architecture: str, model_type: str) -> Source:
             f"transformers does not implement {architecture} for model_type {model_type!r}"
         )
     if reason := unsupported_reason(source):
-        raise UnsupportedModel(f"engine=MPI does not support {architecture}: {reason}")
+        raise UnsupportedModel(
+            f"engine=MPI cannot use transformers' implementation of {architecture}: {reason}"
+        )
     return source
 
 

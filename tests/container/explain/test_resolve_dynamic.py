@@ -189,7 +189,7 @@ def test_code_of_another_model_type_is_not_that_of_transformers(
     resolved = resolve(config("Python", trust_remote_code=True), folder, CPU, allow_remote_code=True)
     assert isinstance(resolved.config, PythonEngineConfig)
     assert resolved.config.trust_remote_code
-    with pytest.raises(CannotServe, match=f"{architecture} of model type '{model_type}'"):
+    with pytest.raises(CannotServe, match=f"{architecture} for model_type '{model_type}'"):
         resolve(config(), folder, CPU)
 
 
