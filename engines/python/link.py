@@ -75,7 +75,7 @@ class Outbox:
         self._messages.put(message)
 
     def close(self) -> None:
-        """Stop the thread. Requires that the peer is gone or has read all messages."""
+        """Stop the thread. Requires that the other end is gone or has read all messages."""
         self._messages.put(None)
         self._thread.join()
 
