@@ -226,7 +226,7 @@ def places_per_copy(config: EngineConfig, web_workers: int) -> int:
     batch size changes.
     """
     if isinstance(config, MpiEngineConfig):
-        return max(1, config.scheduler.settings.num_places // web_workers)
+        return max(1, config.scheduler.settings.max_running // web_workers)
     return max(1, config.batching.batch_size // web_workers)
 
 

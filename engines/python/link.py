@@ -25,7 +25,7 @@ Incoming = TypeVar("Incoming")
 
 
 class LinkClosed(Exception):
-    """The other end is gone, or sent what is not a message."""
+    """The peer closed the connection or sent an invalid message."""
 
 
 class Link(Generic[Incoming]):
@@ -39,7 +39,7 @@ class Link(Generic[Incoming]):
         return self._connection.fileno()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message; block while the socket is full. Drop it if the other end is gone, which `receive` reports."""
+        """Send a message; block while the socket is full. Drop it if the peer is gone, which `receive` reports."""
         with contextlib.suppress(ConnectionError):
             self._connection.send_bytes(msgspec.msgpack.encode(message))
 
@@ -47,8 +47,8 @@ class Link(Generic[Incoming]):
         """Return the next message, or None after `timeout` seconds without one. A timeout of None waits forever.
 
         Raises:
-            LinkClosed: the other end is gone and all its messages have been received, or it sent a message larger than
-                `MAX_MESSAGE_BYTES` or one that is not valid.
+            LinkClosed: the peer is gone and all its messages have been received, or it sent a message that is invalid
+                or larger than `MAX_MESSAGE_BYTES`.
         """
         try:
             if not self._connection.poll(timeout):
@@ -59,7 +59,7 @@ class Link(Generic[Incoming]):
         try:
             return self._decoder.decode(data)
         except msgspec.DecodeError as error:
-            logger.error("a message that is not valid, handled as the end of the connection: %s", error)
+            logger.error("invalid message; closing the connection: %s", error)
             raise LinkClosed from None
 
     def close(self) -> None:

@@ -17,9 +17,14 @@ from engines.config import CacheConfig, ModelSettings
 from engines.mpi.runner.loading import LoadedModel
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
 from lmi_kernels.cpu import set_num_threads
-from tests.support.foreign_models import FOREIGN, degrees, differences, save_foreign
 from tests.support.plans import load
 from tests.support.published_models import PUBLISHED
+from tests.support.transformers_models import (
+    TRANSFORMERS_MODELS,
+    degrees,
+    differences,
+    save_transformers_model,
+)
 from tests.verify.lab import Lab, Report, run_alone
 
 _LIMIT = 1.3
@@ -28,10 +33,10 @@ _BATCH, _CONTEXT, _BLOCK = 32, 256, 16
 
 
 def verify(lab: Lab, report: Report) -> None:
-    for name in FOREIGN:
+    for name in TRANSFORMERS_MODELS:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            save_foreign(folder, name)
+            save_transformers_model(folder, name)
             for degree in degrees(folder, name):
                 worst, same = differences(folder, degree)
                 report.require(

@@ -42,7 +42,7 @@ def verify(lab: Lab, report: Report) -> None:
     suppressions = lab.folder / "suppressions.txt"
     suppressions.write_text(_IN_TORCH)
     options = f"suppressions={suppressions}:report_thread_leaks=0:halt_on_error=1"
-    # The threads of torch's OpenMP synchronise in ways that the sanitizer does not know.
+    # The threads of torch's OpenMP synchronize in ways that the sanitizer does not know.
     _run(lab, report, "thread", ("libtsan.so",), {"TSAN_OPTIONS": options, "OMP_NUM_THREADS": "1"})
 
 

@@ -16,13 +16,13 @@ from engines.models.config.attention import default_sequence, longest_sequence
 from engines.models.config.fields import Fields, UnsupportedModel, class_name
 from engines.models.config.library import type_defaults
 from engines.models.config.selection import with_architecture
-from engines.models.foreign.sources import (
+from engines.models.gguf_index import read_index
+from engines.models.transformers_backend.sources import (
     audio_architectures,
     generates,
     generating_architectures,
     model_types,
 )
-from engines.models.gguf_index import read_index
 from lmi_server.config import EngineOptions, LmiConfig
 
 _CONTEXT_NAMES = (

@@ -17,8 +17,8 @@ from engines.models.architectures import ARCHITECTURES, read_config
 from engines.models.config import ModelConfig, UnsupportedModel
 from engines.models.config.fields import class_name
 from engines.models.config.selection import with_architecture
-from engines.models.foreign.description import ForeignConfig, describe
-from engines.models.foreign.sources import generates
+from engines.models.transformers_backend.description import TransformersModelConfig, describe
+from engines.models.transformers_backend.sources import generates
 from lmi_server.config import EngineOptions, LmiConfig
 
 _GIB = 1024**3
@@ -58,7 +58,7 @@ def resolve(
     model = _describe(config, model_path, decisions)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)
-    foreign = isinstance(model, ForeignConfig)
+    uses_transformers = isinstance(model, TransformersModelConfig)
     if config.source.trust_remote_code:
         decisions.notes.append(
             f"option.trust_remote_code=true: {model.architecture} is built in, so remote code is not used"
@@ -86,13 +86,13 @@ def resolve(
             load_format=config.source.load_format,
             quantize=options.quantize,
             byte_ranges=BYTE_RANGES if config.source.load_format == "stream" else "",
-            impl="transformers" if foreign else "lmi",
+            impl="transformers" if uses_transformers else "lmi",
         ),
         parallel=ParallelConfig(
             tp_size=degree,
             device=device,
             threads_per_rank=machine.threads(degree),
-            enforce_eager=options.enforce_eager or foreign,
+            enforce_eager=options.enforce_eager or uses_transformers,
         ),
         cache=cache,
         scheduler=scheduler,
@@ -159,7 +159,7 @@ def _architecture(path: Path) -> str:
 def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, decisions: Decisions) -> int:
     name, heads = "option.tensor_parallel_degree", model.num_kv_heads
     requested = options.tensor_parallel_degree
-    alone = model.one_rank_only if isinstance(model, ForeignConfig) else ""
+    alone = model.one_rank_only if isinstance(model, TransformersModelConfig) else ""
     if alone and isinstance(requested, int) and requested > 1:
         raise CannotServe(f"{name}={requested}: {model.architecture} runs on one rank only: {alone}")
     if isinstance(requested, int):

@@ -155,13 +155,13 @@ class StepPlanner:
             sequence.last_turn = self._num_turns
 
     def _plan_prompts(self, prefilling: list[Sequence], draft: StepDraft) -> None:
-        """Plan chunks of running sequences and of newcomers. A newcomer goes first if the policy gives it precedence;
+        """Plan chunks of running and of waiting sequences. A waiting one goes first if the policy gives it precedence;
         else a long prompt would delay it until its end."""
         precedence = self.waiting.policy.precedence
         for sequence in sorted(prefilling, key=precedence):
-            self._admit_newcomers(draft, before=precedence(sequence))
+            self._admit_waiting(draft, before=precedence(sequence))
             self._plan_prefill(sequence, draft)
-        self._admit_newcomers(draft)
+        self._admit_waiting(draft)
 
     def _plan_prefill(self, sequence: Sequence, draft: StepDraft) -> None:
         """Plan a prefill chunk of a sequence, as far as the budgets allow."""
@@ -190,7 +190,7 @@ class StepPlanner:
         sequence.sibling = None
         return True
 
-    def _admit_newcomers(self, draft: StepDraft, before: int | None = None) -> None:
+    def _admit_waiting(self, draft: StepDraft, before: int | None = None) -> None:
         """Admit waiting sequences while there are places, blocks and budget, and plan their first chunks.
 
         before: admit only sequences with a smaller precedence.
@@ -224,8 +224,8 @@ class StepPlanner:
         return None
 
     def _take_blocks(self, sequence: Sequence) -> bool:
-        """Allocate blocks for a newcomer and its companions. Returns False, with nothing allocated, when they do not
-        all fit."""
+        """Allocate blocks for a waiting sequence and its companions. Returns False, with nothing allocated, when they
+        do not all fit."""
         watermark = int(_WATERMARK * self._blocks.num_blocks) if self.running else 0
         reserve = self._admission.reserves or sequence.is_beam
         admitted: list[Sequence] = []
