@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -11,9 +10,8 @@ from typing import Any
 
 import click
 
-from container.errors import UserError
+from container.failures import reported
 from engines.registry import Registry
-from lmi_server.properties.problems import PropertiesError
 
 _COMMANDS = Registry(
     {
@@ -60,18 +58,8 @@ class _Commands(click.Group):
         return super().main(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with reported():
             return super().invoke(ctx)
-        except (UserError, PropertiesError) as error:
-            raise click.ClickException(str(error)) from error
-        except OSError as error:
-            # A bug, or click exits because the reader of stdout is gone.
-            if error.errno in (None, errno.EPIPE):
-                raise
-            text = f"{error.filename or 'the operating system refused'}: {error.strerror}"
-            if error.filename and isinstance(error, PermissionError):
-                text += f" to user {os.geteuid()}; check the owner and mode of the file and its folders"
-            raise click.ClickException(text) from error
 
 
 @click.group(cls=_Commands, commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})

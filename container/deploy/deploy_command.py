@@ -16,9 +16,10 @@ from container.deploy.deployment import EndpointSpec, VariantSpec, plan
 from container.deploy.execute import execute
 from container.deploy.script import as_script
 from container.explain import hardware
-from container.explain.hardware import NoSuchHardwareError
+from container.explain.hardware import Instance, NoSuchHardwareError
+from container.failures import reported
+from container.progress import view_for
 from container.run import launch
-from lmi_server.properties.problems import PropertiesError
 
 _ONLY_VARIANT = "AllTraffic"
 _VARIANT = re.compile(r"(?P<name>[^=]+)=(?P<path>.+?)(?::(?P<weight>\d+(\.\d+)?))?")
@@ -54,7 +55,8 @@ _REGISTRY = re.compile(r"\d+\.dkr\.ecr(-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaw
     "env",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Environment variable for the container; repeatable. NAME alone takes the value from this shell (secrets).",
+    help="Environment variable for the container; repeatable. NAME alone takes the value from this shell (secrets)."
+    " Settings of the serving.properties take precedence.",
 )
 @click.option("--update", is_flag=True, help="Update an existing endpoint.")
 @click.option("--dry-run", is_flag=True, help="Print the calls as a Python program instead of making them.")
@@ -82,35 +84,42 @@ def deploy(
     PATH is a serving.properties file or a folder that contains one. Its settings become environment variables of the
     container. Timeouts are derived from the predicted loading time.
     """
-    environ = launch.environment()
     if dry_run and diff:
         raise click.UsageError("--dry-run and --diff cannot be combined.")
-    variants = _variants(path, variant_texts)
-    try:
+    variants, say = _variants(path, variant_texts), view_for(sys.stdout).say
+    with reported(_NoComparison if diff else click.ClickException):
+        environ = launch.environment()
         others = variables.from_command_line(env, environ)
-        spec = EndpointSpec(name, image, role, hardware.instance(instance_type), count, model_data, others)
+        spec = EndpointSpec(name, image, role, _instance(instance_type), count, model_data, others)
         deployment = plan(spec, variants, update or diff)
         if dry_run:
             click.echo(as_script(deployment, _region(image, environ)), nl=False)
             return
         sagemaker = _client(_region(image, environ))
-        if diff:
-            before = differences.running_values(name, sagemaker)
-            after = differences.planned_values(deployment, environ)
-            lines = list(differences.differences(before, after, deployment.retained_fields))
-            click.echo("\n".join(lines) or "no differences")
-            sys.exit(1 if lines else 0)
-        for note in deployment.notes:
-            click.echo(f"note: {note}")
-        execute(deployment, sagemaker, environ, click.echo)
-    except (PropertiesError, CannotDeploy, NoSuchHardwareError) as error:
-        raise (_NoComparison if diff else click.ClickException)(str(error)) from error
+        if not diff:
+            for note in deployment.notes:
+                say(f"note: {note}")
+            execute(deployment, sagemaker, environ, say)
+            return
+        before = differences.running_values(name, sagemaker)
+        after = differences.planned_values(deployment, environ)
+        lines = list(differences.differences(before, after, deployment.retained_fields))
+    say("\n".join(lines) or "no differences")
+    sys.exit(1 if lines else 0)
 
 
 class _NoComparison(click.ClickException):
     """An error with --diff, whose exit code 1 means differences."""
 
     exit_code = 2
+
+
+def _instance(name: str) -> Instance:
+    """Return an instance type. Raises: CannotDeploy."""
+    try:
+        return hardware.instance(name)
+    except NoSuchHardwareError as error:
+        raise CannotDeploy(str(error)) from error
 
 
 def _variants(path: str | None, texts: Sequence[str]) -> list[VariantSpec]:

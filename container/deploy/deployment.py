@@ -36,8 +36,9 @@ from container.models import files as model_files
 from container.models.errors import ModelNotAvailable
 from container.models.files.bundled import BUNDLED_MODEL
 from lmi_server.config import LmiConfig, ModelSource
+from lmi_server.properties.environment import variables_of
 from lmi_server.properties.loader import examine
-from lmi_server.properties.problems import PropertiesError
+from lmi_server.properties.problems import PropertiesError, Source
 
 NAMED_BY_CONTENT = ("create_model", "create_endpoint_config")
 """Calls whose resource can be reused if it exists: its name ends in a digest of its content."""
@@ -50,7 +51,7 @@ _PROVISION_SECONDS = 900
 _RETAINED = {"DesiredInstanceCount": "InitialInstanceCount", "DesiredWeight": "InitialVariantWeight"}
 """Properties of variants that an update can retain, and their fields in the configuration."""
 _POLL_SECONDS = 5
-_LEAST_VOLUME_GB = 30
+_MIN_VOLUME_GB = 30
 """Size of a small model's volume, so that it is not smaller than SageMaker's default."""
 
 
@@ -137,10 +138,11 @@ def plan(endpoint: EndpointSpec, variants: Sequence[VariantSpec], update: bool =
     _validate(endpoint, variants)
     calls, rows, notes = [], [], []
     for variant in variants:
-        config, environment = _settings(variant, endpoint)
+        config, environment, settings_notes = _settings(variant, endpoint)
         source = _source(config, endpoint)
         start, note = _start(source, endpoint)
-        notes += [f"variant {variant.name}: {text}" for text in (note, *_check(variant, source, endpoint))]
+        texts = (note, *settings_notes, *_check(variant, source, endpoint))
+        notes += [f"variant {variant.name}: {text}" for text in texts]
         model = _model(endpoint, environment)
         model_name = _name_with_digest(f"{endpoint.name}-{variant.name}", model)
         calls.append(ApiCall("create_model", {"ModelName": model_name, **model}))
@@ -178,20 +180,24 @@ def _retained(endpoint: EndpointSpec, variants: Sequence[VariantSpec]) -> dict[s
     }
 
 
-def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, dict[str, Value]]:
-    """Return the configuration of a variant, and the environment variables that pass it to the container."""
+def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, dict[str, Value], list[str]]:
+    """Return the configuration of a variant, the environment variables that pass it to the container, and notes."""
     found = examine(variant.path, _environ(endpoint))
     if found.loaded is None:
         raise PropertiesError(tuple(found.problems))
     config = found.loaded.config
+    notes = [*found.loaded.warnings, *found.loaded.notes]
     from_file = variables.from_file(found.entries)
     if endpoint.model_data is not None:
-        from_file.pop(variables.MODEL_ID, None)  # a place on this machine
+        # The file names a place on this machine, so a variable that names the model is used.
+        from_file.pop(variables.MODEL_ID, None)
+        naming = tuple(f"{Source(variable=name)}:" for name in variables_of("option.model_id"))
+        notes = [note for note in notes if not note.startswith(naming)]
     # The file overrides the other variables, as in a container.
     environment: dict[str, Value] = {**endpoint.environment, **from_file}
     variables.require_short(environment)
     if endpoint.model_data is not None:
-        return config, environment
+        return config, environment, notes
     if config.handler is not None or config.formatter is not None:
         raise CannotDeploy(
             f"{found.folder} contains Python files of a handler; upload it to S3 and set --model-data to its prefix"
@@ -202,7 +208,7 @@ def _settings(variant: VariantSpec, endpoint: EndpointSpec) -> tuple[LmiConfig, 
             f"the endpoint cannot read the model folder {source.local_path}; upload it to S3 and set"
             " --model-data to its prefix, or set option.model_id to an S3 URI (s3://...) or a Hub id"
         )
-    return config, environment
+    return config, environment, notes
 
 
 def _environ(endpoint: EndpointSpec) -> dict[str, str]:
@@ -280,7 +286,7 @@ def _production_variant(
     if hardware.device(endpoint.instance.device).compute_capability:
         row["InferenceAmiVersion"] = HOST_IMAGE
     if start is not None and endpoint.instance.takes_volume:
-        row["VolumeSizeInGB"] = max(_LEAST_VOLUME_GB, volume_gb(start.file_bytes))
+        row["VolumeSizeInGB"] = max(_MIN_VOLUME_GB, volume_gb(start.file_bytes))
     return row
 
 

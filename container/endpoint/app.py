@@ -1,4 +1,4 @@
-"""HTTP server for requests that boto3's clients `sagemaker` and `sagemaker-runtime` send, and for /figures."""
+"""HTTP server for requests that boto3's clients `sagemaker` and `sagemaker-runtime` send, and for /metrics.json."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def make_app(platform: Platform, runtime: Runtime, asynchronous: AsyncInvocation
         response.call_on_close(call.close)
         return response
 
-    @app.get("/figures")
+    @app.get("/metrics.json")
     def show_figures() -> Response:
         served = platform.figures()
         variants = [one.values() for one in served]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from container.endpoint.api import arn, refused
@@ -12,7 +13,7 @@ from container.endpoint.figures import VariantFigures
 from container.endpoint.fleet import RETRY_SECONDS, Fleet, FleetFailed, FleetVariant
 from container.endpoint.rollout import AlarmRaised, Rollout, UpdateAborted
 from container.endpoint.traffic import Traffic
-from container.run.local_server import CHECK_INTERVAL, LocalServer, stop_all
+from container.run.local_server import CHECK_INTERVAL, LocalServer
 
 _DRAIN_SECONDS = 8 * 60.0
 """Duration of the longest response, a stream."""
@@ -45,7 +46,8 @@ class Endpoint:
         self._reason: str | None = None
         self.fleet = fleet
         """The fleet in service. Only the endpoint's own threads change it."""
-        self._green: Fleet | None = None
+        self._fleets = [fleet]
+        """Fleets that have not been stopped."""
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
         self._filling = threading.RLock()
@@ -84,7 +86,9 @@ class Endpoint:
 
         deployment: the `DeploymentConfig` that `rollout` was read from.
         """
-        self._begin("Updating", ("InService",), lambda: self._update(green, rollout))
+        with self._lock:
+            self._begin("Updating", ("InService",), lambda: self._update(green, rollout))
+            self._fleets.append(green)
         self.last_deployment = deployment
 
     def scale(self, wanted: Sequence[Mapping[str, Any]]) -> None:
@@ -107,13 +111,11 @@ class Endpoint:
         """Stop everything at once: containers get SIGTERM, then SIGKILL after 30 s."""
         self._stopping.set()
         self.traffic.use(None)
-        fleets = [fleet for fleet in (self.fleet, self._green) if fleet is not None]
-        for fleet in fleets:
-            fleet.stopping.set()
+        fleets = tuple(self._fleets)
+        with ThreadPoolExecutor(len(fleets) or 1) as pool:
+            list(pool.map(Fleet.stop, fleets))
         for thread in self._threads:
             thread.join(_JOIN_SECONDS)
-        for fleet in fleets:
-            fleet.stop()
 
     def _begin(self, status: str, before: Sequence[str], work: Callable[[], None]) -> None:
         """Run `work` in a thread. Raises ApiError unless the status is one of `before`."""
@@ -160,7 +162,7 @@ class Endpoint:
         self._watch(self._remove_dead)
 
     def _update(self, green: Fleet, rollout: Rollout) -> None:
-        blue, self._green = self.fleet, green
+        blue = self.fleet
         try:
             self._start(green)
             rollout.run(self.traffic, blue, green)
@@ -193,18 +195,21 @@ class Endpoint:
             surplus = variant.containers[variant.count :]
             self.traffic.remove(variant, surplus)
             self._drain(self.fleet, surplus)
-            stop_all(surplus)
+            self.fleet.end(surplus)
         self._set("InService", reason)
 
     def _delete(self, removed: Callable[[], None]) -> None:
         self.traffic.use(None)
-        self._retire(self.fleet)
+        for fleet in tuple(self._fleets):
+            self._retire(fleet)
         removed()
 
     def _retire(self, fleet: Fleet) -> None:
         """Stop a fleet that gets no more requests, after those in flight."""
         self._drain(fleet, fleet.containers())
         fleet.stop()
+        with self._lock:
+            self._fleets.remove(fleet)
 
     def _drain(self, fleet: Fleet, containers: Sequence[LocalServer]) -> None:
         """Wait until containers of a fleet that get no more requests are idle."""
@@ -233,7 +238,7 @@ class Endpoint:
         self.traffic.remove(variant, dead)
         for container in dead:
             self._report(f"endpoint {self.name}: variant {variant.name}: {container.death()}; replacing it")
-            container.end(0.0)
+            fleet.end([container], 0.0)
 
     def _refill(self, fleet: Fleet, variant: FleetVariant) -> None:
         """Replace removed containers. It waits until they are healthy, so a thread of its own calls it."""
@@ -253,5 +258,5 @@ class Endpoint:
                 container = fleet.grow(variant)
                 self.traffic.add(variant, container)
                 if fleet.stopping.is_set():  # the fleet was retired meanwhile
-                    stop_all([container])
+                    fleet.end([container])
             variant.retry_at, variant.retry_seconds = 0.0, RETRY_SECONDS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
 from pathlib import Path
 
 import click
@@ -15,16 +17,18 @@ from container.endpoint.model_data import ModelData
 from container.endpoint.platform import Platform
 from container.endpoint.process import Launcher
 from container.endpoint.runtime import Runtime
+from container.lossy_output import lossy
 from container.measure.output import bullets, show
 from container.models.files.s3.remote import connect
+from container.progress import view_for
 from container.run import launch
 from container.run.serve import listen
 from container.run.stop_signals import StopRequested, StopSignals
 
 
 @click.command(
-    epilog="FILE declares models, endpoint configurations, endpoints and alarms in TOML. GET /figures returns the"
-    " figures of each variant, which are also printed on exit."
+    epilog="FILE declares models, endpoint configurations, endpoints and alarms in TOML. GET /metrics.json returns"
+    " the figures of each variant, which are also printed on exit."
 )
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option(
@@ -46,12 +50,12 @@ def endpoint(file: Path | None, host: str, port: int, folder: Path) -> None:
     Serves the APIs of boto3's clients sagemaker and sagemaker-runtime; set their endpoint_url to the printed address.
     Containers are local processes of lmi serve.
     """
-    environ = launch.environment()
+    environ, view = launch.environment(), view_for(sys.stdout)
     s3 = functools.cache(functools.partial(connect, environ))
     data = ModelData(folder / "models", s3)
     runtime = Runtime()
-    asynchronous = AsyncInvocations(runtime, s3, click.echo)
-    platform = Platform(Launcher(folder / "logs", environ, data), click.echo, asynchronous.forget)
+    asynchronous = AsyncInvocations(runtime, s3, view.say)
+    platform = Platform(Launcher(folder / "logs", environ, data), view.say, asynchronous.forget)
     try:
         declared = read(file) if file else {}
         server = EndpointServer(make_app(platform, runtime, asynchronous, host), listen(host, port))
@@ -59,16 +63,13 @@ def endpoint(file: Path | None, host: str, port: int, folder: Path) -> None:
             try:
                 declare(declared, platform)
                 server.start()
-                click.echo(f"endpoint_url={server.url}")
+                view.say(f"endpoint_url={server.url}")
                 if host not in LOCAL:
-                    click.echo(
-                        "warning: anyone who reaches this port can start processes as your user",
-                        err=True,
-                    )
+                    view.say("warning: anyone who reaches this port can start processes as your user")
                 while True:
                     signals.wait(3600.0)
             except StopRequested:
-                click.echo("stopping")
+                view.say("stopping")
             finally:
                 signals.raising = False
                 asynchronous.close()
@@ -82,4 +83,5 @@ def _print_figures(platform: Platform) -> None:
     served = platform.figures()
     table = figures.table(served)
     if table.rows:
-        show([table], bullets(figures.verdicts(served)), None)
+        with contextlib.redirect_stdout(lossy(sys.stdout)):
+            show([table], bullets(figures.verdicts(served)), None)

@@ -20,7 +20,7 @@ from container.measure.output import Table
 _KEPT = 100_000
 """Number of latest requests of a variant that are kept for percentiles."""
 _MAX_ROUNDS = 20
-_LEAST_IN_ROUND = 5
+_MIN_IN_ROUND = 5
 """Minimum mean number of requests per round, for the variant with fewer requests."""
 
 
@@ -131,7 +131,7 @@ def _ratio(base: VariantFigures, other: VariantFigures, num_intervals: int) -> R
     fewest = min(len(side) for side in sides)
     if not fewest:
         return None
-    num_rounds = max(1, min(_MAX_ROUNDS, fewest // _LEAST_IN_ROUND))
+    num_rounds = max(1, min(_MAX_ROUNDS, fewest // _MIN_IN_ROUND))
     marked = sorted((one.ended, side, one.seconds) for side in (0, 1) for one in sides[side])
     size = math.ceil(len(marked) / num_rounds)
     ratios = []

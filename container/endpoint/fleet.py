@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from container.endpoint.figures import VariantFigures
 from container.endpoint.model_data import NoModelData
 from container.endpoint.process import Launcher
-from container.run.local_server import LocalServer, NotHealthy, stop_all
+from container.run.local_server import STOP_SECONDS, LocalServer, NotHealthy, stop_all
 
 _STARTUP_SECONDS = 480.0
 """Default of `ContainerStartupHealthCheckTimeoutInSeconds`."""
@@ -81,6 +81,8 @@ class Fleet:
         """Set to stop the fleet. Containers that are still starting are abandoned."""
         self._endpoint = endpoint
         self._launcher = launcher
+        self._running: set[LocalServer] = set()
+        """All containers that have not been stopped, also those that get no requests: they start or drain."""
         self.variants = self._make(config["ProductionVariants"], models, shadow=False)
         self.shadows = self._make(config.get("ShadowProductionVariants", ()), models, shadow=True)
 
@@ -131,16 +133,18 @@ class Fleet:
         try:
             self._wait_healthy(variant, container)
         except BaseException:
-            stop_all([container])
+            self.end([container])
             raise
         return container
 
     def _launch(self, variant: FleetVariant) -> LocalServer:
         try:
-            return self._launcher.launch(f"{self._endpoint}-{variant.name}", variant.container)
+            container = self._launcher.launch(f"{self._endpoint}-{variant.name}", variant.container)
         except Exception as error:  # whatever it is, an update must be rolled back
             failed = "download model data" if isinstance(error, NoModelData) else "start a container"
             raise FleetFailed(f"Failed to {failed} for production variant {variant.name}: {error}") from error
+        self._running.add(container)
+        return container
 
     def _wait_healthy(self, variant: FleetVariant, container: LocalServer) -> None:
         limit = variant.definition.get("ContainerStartupHealthCheckTimeoutInSeconds", _STARTUP_SECONDS)
@@ -152,9 +156,14 @@ class Fleet:
                 f"{error}. Its log: {container.log}"
             ) from error
 
+    def end(self, containers: Sequence[LocalServer], seconds: float = STOP_SECONDS) -> None:
+        """Stop containers: SIGTERM, then SIGKILL after `seconds`."""
+        stop_all(containers, seconds)
+        self._running.difference_update(containers)
+
     def stop(self) -> None:
-        """Stop all containers: SIGTERM, then SIGKILL after 30 s."""
+        """Stop all containers, also those that drain."""
         self.stopping.set()
-        stop_all(self.containers())
+        self.end(tuple(self._running))
         for variant in self.all_variants():
             variant.containers.clear()

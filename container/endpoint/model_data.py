@@ -131,7 +131,9 @@ def _download(client: Any, address: S3Address, listing: _Listing, target: Path) 
     for key, _, _ in listing:
         name = key.removeprefix(address.prefix)
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise ModelNotAvailable(f"the key {key!r} is refused: not a file name")
+            raise ModelNotAvailable(
+                f"file name not allowed (got {key!r}): it leads out of the model's folder"
+            )
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
         client.download_file(address.bucket, key, str(path))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from container.endpoint.model_data import ModelData
 from container.run.local_server import Command, LocalServer, serve_command
@@ -45,9 +46,15 @@ class Launcher:
         """Start a container, defined as in `create_model`. Raises NoModelData."""
         folder = self._data.folder_of(container)
         self._folder.mkdir(parents=True, exist_ok=True)
-        log = (self._folder / f"{name}-{next(self._numbers)}.log").open("wb", buffering=0)
+        log = self._new_log(name)
         environ = {**self._environ, **_in_place(container.get("Environment", {}), folder)}
         return LocalServer.start("the container", self._command(folder), environ, log)
+
+    def _new_log(self, name: str) -> IO[bytes]:
+        """Create a log file with the next number, and keep those of earlier processes. Raises OSError."""
+        while True:
+            with contextlib.suppress(FileExistsError):
+                return (self._folder / f"{name}-{next(self._numbers)}.log").open("xb", buffering=0)
 
 
 def _in_place(environment: Mapping[str, str], folder: Path) -> dict[str, str]:

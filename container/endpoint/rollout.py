@@ -18,9 +18,9 @@ from container.measure.bench.figures import Spread
 from container.measure.numbers import percent, seconds
 
 _POLL_SECONDS = 0.1
-_LARGEST_STEP = 0.5
+_MAX_STEP = 0.5
 """Largest traffic share of the new fleet before it gets all requests."""
-_LEAST_LINEAR_STEP = 0.1
+_MIN_LINEAR_STEP = 0.1
 """Smallest traffic share of a step with Type=LINEAR."""
 _Threshold = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -125,10 +125,10 @@ def _shares(routing: Mapping[str, Any], num_containers: int) -> tuple[float, ...
     if whole == 0:
         raise refused(f"{where}: at most half of the fleet (got {size['Value']} of 0 instances)")
     step = size["Value"] / whole
-    if step > _LARGEST_STEP:
+    if step > _MAX_STEP:
         raise refused(f"{where}: at most half of the fleet (got {percent(step)})")
     if kind == "CANARY":
         return (step, 1.0)
-    if step < _LEAST_LINEAR_STEP:
+    if step < _MIN_LINEAR_STEP:
         raise refused(f"{where}: at least a tenth of the fleet (got {percent(step)})")
     return (*(step * number for number in range(1, math.ceil(1 / step))), 1.0)

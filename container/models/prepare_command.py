@@ -47,11 +47,22 @@ def prepare(model: str | None, revision: str | None, verify: bool, prune: bool) 
 
 
 def _source(model: str, revision: str | None) -> ModelSource:
-    """Return the source of MODEL, with the revision that `lmi serve` uses by default. Raises PropertiesError."""
+    """Return the source of MODEL, with the revision that `lmi serve` uses by default.
+
+    Raises: PropertiesError; UsageError: there is a revision, but the model has none.
+    """
     environ, path = launch.environment(), Path(model)
     if path.suffix == ".properties" or (path / loader.FILE_NAME).is_file():
         source = loader.load(path, environ).config.source
     else:
         revisions = map(environ.get, environment.variables_of("option.revision"))
         source = ModelSource(model, str(Path.cwd()), next(filter(None, revisions), None))
-    return replace(source, revision=revision or source.revision)
+    if revision is None:
+        return source
+    source = replace(source, revision=revision)
+    if model_files.refusal(source) is None and not model_files.hub_id(source):
+        place = source.model_id or source.local_path
+        raise click.UsageError(
+            f"--revision: only models of the Hub have revisions (got {place}); leave it out"
+        )
+    return source

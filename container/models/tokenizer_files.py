@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from container.models import byte_tokenizer
+from container.models.conversion import ConversionFailed, convert
 from container.models.errors import ModelNotAvailable
 from container.models.publish import make_folder
 from container.progress import ProgressView
@@ -26,8 +25,6 @@ from lmi_server.text.json_file import read_json
 TOKENIZER = "tokenizer.json"
 _VERSION = "3"
 """Version of the conversion. A new version does not use old results."""
-_SECONDS = 300.0
-_MAX_ERROR = 400
 _NEEDED_BYTES = 128 << 20
 _SOURCES = ("*.json", "*.model", "*.txt", "*.tiktoken")
 _NOT_SOURCES = {"generation_config.json", "model.safetensors.index.json"}
@@ -148,18 +145,13 @@ def _make(model: Path, cache: Path, environ: Mapping[str, str], view: ProgressVi
 
 def _convert(model: Path, part: Path, environ: Mapping[str, str]) -> None:
     """Run the conversion in a child process. Raises: ModelNotAvailable."""
-    command = [sys.executable, "-P", "-m", "container.models.tokenizer_convert", str(model), str(part)]
     env = {**environ, "HF_HUB_OFFLINE": "1"}  # the conversion needs no network
-    failed = f"the tokenizer of {model} ({_kind(model)}) cannot be converted"
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=env, timeout=_SECONDS, check=False, errors="replace"
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ModelNotAvailable(f"{failed}: timed out after {_SECONDS:.0f} s") from error
-    if done.returncode != 0 or not (part / TOKENIZER).is_file():
-        why = f"the conversion process exited with code {done.returncode}"
-        if done.returncode == 1 and (lines := done.stderr.splitlines()):
-            why = lines[-1][:_MAX_ERROR].rstrip(".")
-        advice = "" if _kind(model) == TOKENIZER else f"; put a {TOKENIZER} into the model's folder"
-        raise ModelNotAvailable(f"{failed}: {why}{advice}")
+        convert("container.models.tokenizer_convert", model, part, env)
+    except ConversionFailed as error:
+        kind = _kind(model)
+        advice = "" if kind == TOKENIZER else f"; put a {TOKENIZER} into the model's folder"
+        why = str(error).rstrip(".")
+        raise ModelNotAvailable(
+            f"the tokenizer of {model} ({kind}) cannot be converted: {why}{advice}"
+        ) from error

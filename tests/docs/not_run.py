@@ -20,7 +20,6 @@ NOT_RUN = {
     "export AWS_ENDPOINT_URL_": "sets variables that the tests of the Python programs set",
     "lmi deploy ./": "needs a platform; tests/container/deploy/test_on_endpoint.py runs it against lmi endpoint",
     "lmi deploy --variant ": "as lmi deploy ./",
-    "lmi deploy properties_examples/": "tests/container/deploy/test_deploy_command.py compares the output",
     "lmi compare ": "takes minutes; tests/e2e/test_compare.py runs it on a small model",
     "lmi tune ": "takes minutes; tests/container/measure/tune runs it with fake servers",
     "lmi simulate properties_examples/llama-dummy --calibrate ": "needs a trace;"

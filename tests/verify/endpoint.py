@@ -74,8 +74,8 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 def _deploy(url: str, folder: Path, work: Path) -> None:
-    """Run the script of docs/rehearsing.md, with the model's folder in place of the example folder."""
-    page = (REPO_ROOT / "docs" / "rehearsing.md").read_text(encoding="utf-8")
+    """Run the script of docs/sagemaker-emulator.md, with the model's folder in place of the example folder."""
+    page = (REPO_ROOT / "docs" / "sagemaker-emulator.md").read_text(encoding="utf-8")
     script = page.split("```python\n", 1)[1].split("```", 1)[0]
     path = work / "deploy.py"
     path.write_text(script.replace("file:///path/to/model/", f"file://{folder}/"))

@@ -107,7 +107,7 @@ def size(source: ModelSource) -> int:
 
 
 def verify(source: ModelSource, view: ProgressView, cache: Path | None = None) -> Path:
-    """Like `obtain`, but compare all files of an existing copy with the remote, and fetch damaged files again.
+    """Like `obtain`, but compare all fetched files with the remote, and fetch damaged ones again.
 
     Raises: ModelNotAvailable.
     """

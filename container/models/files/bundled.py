@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
+from container.models.conversion import ConversionFailed, convert
 from container.models.errors import ModelNotAvailable
 from container.models.files.base import Scheme
 from container.models.publish import lock_if_free, make_folder, remove_folder
@@ -43,23 +41,16 @@ def bundled_file() -> Path:
 
 
 def _convert(source: Path, folder: Path, view: ProgressView) -> None:
-    """Run the conversion in a child process, to free its memory afterwards."""
-    command = [sys.executable, "-P", "-m", "container.models.gguf_convert", str(source), str(folder)]
-    with (
-        tempfile.TemporaryFile("w+", dir=folder) as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
-    ):
-        try:
-            for line in child.stdout or ():
-                parts = json.loads(line)
-                view.update(parts["done"], parts["total"])
-        except BaseException:
-            child.kill()
-            raise
-        if child.wait() != 0:
-            errors.seek(0)
-            lines = errors.read().strip().splitlines() or [f"exit code {child.returncode}"]
-            raise ModelNotAvailable(f"preparing {BUNDLED_MODEL} failed: {lines[-1]}")
+    """Run the conversion in a child process. Raises: ModelNotAvailable."""
+
+    def report(line: bytes) -> None:
+        parts = json.loads(line)
+        view.update(parts["done"], parts["total"])
+
+    try:
+        convert("container.models.gguf_convert", source, folder, report=report)
+    except ConversionFailed as error:
+        raise ModelNotAvailable(f"preparing {BUNDLED_MODEL} failed: {error}") from error
 
 
 def prepare_bundled(cache: Path, view: ProgressView) -> Path:

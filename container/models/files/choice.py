@@ -51,14 +51,20 @@ def is_safetensors(path: str) -> bool:
 
 def safe_join(folder: Path, path: str) -> Path:
     """Return `folder / path` for an untrusted relative path. Raises ModelNotAvailable, which names the path."""
-    if why := _unsafe(path):
-        raise ModelNotAvailable(f"{safe_repr(path)} is refused as a file name: {why}")
+    if problem := _name_problem(path):
+        raise ModelNotAvailable(problem)
     return folder.joinpath(*path.split("/"))
 
 
 def safe_repr(path: str) -> str:
     """Return an untrusted name for a message: short, without control characters."""
     return repr(path if len(path) <= 120 else f"{path[:120]}...")
+
+
+def _name_problem(path: str) -> str:
+    """Return a sentence that says why the name is not a safe path; empty if it is safe."""
+    why = _unsafe(path)
+    return why and f"file name not allowed (got {safe_repr(path)}): {why}"
 
 
 def _unsafe(path: str) -> str:
@@ -88,10 +94,8 @@ def choose(snapshot: Snapshot) -> Snapshot:
     Raises: ModelNotAvailable: an unsafe name, no config.json, no weights although needed, too many files or bytes.
     """
     for file in snapshot.files:
-        if why := _unsafe(file.path):
-            raise ModelNotAvailable(
-                f"{snapshot.name}: the file name {safe_repr(file.path)} is refused: {why}"
-            )
+        if problem := _name_problem(file.path):
+            raise ModelNotAvailable(f"{snapshot.name}: {problem}")
     if snapshot.selection.everything:
         _check_limits(snapshot.name, snapshot.files, MAX_TOTAL_BYTES)
         return snapshot

@@ -88,6 +88,15 @@ class Copy:
         """The folder in which the copy is assembled."""
         return folders(self.cache)[1] / f"{key(self.snapshot.name)}.{self.snapshot.digest}.part"
 
+    @property
+    def finished(self) -> Path:
+        """The folder of finished files: the published copy if it exists, else the part folder."""
+        return self.folder if self.folder.exists() else self.part
+
+    def has(self, file: RemoteFile) -> bool:
+        """Return whether a file is finished, judged by its size."""
+        return _size(self.finished / file.path) == file.size
+
     def other_parts(self) -> list[Path]:
         """Return the folders that killed fetches of other snapshots of this remote left behind."""
         found = self.part.parent.glob(f"{key(self.snapshot.name)}.*.part")

@@ -112,15 +112,14 @@ def _without_listing(
 
 
 def verify(remote: Remote, cache: Path, view: ProgressView, selection: Selection = DEFAULT_SELECTION) -> Path:
-    """Like `obtain`, but compare all files of an existing copy with the remote, and fetch damaged files again.
+    """Like `obtain`, but compare all fetched files with the remote, and fetch damaged ones again.
 
     Raises: ModelNotAvailable, also if the remote does not respond.
     """
     with _disk_errors(copy_name(remote.name, selection), cache):
         copy = ThrottleWaits(view.say).run(lambda: _list(remote, cache, selection))
         with _locked(copy, view):
-            if copy.is_complete():
-                _drop_damaged(remote, copy, view)
+            _drop_damaged(remote, copy, view)
             _make_complete(remote, copy, view)
         return copy.folder
 
@@ -159,17 +158,22 @@ def _make_complete(remote: Remote, copy: Copy, view: ProgressView) -> None:
 
 
 def _drop_damaged(remote: Remote, copy: Copy, view: ProgressView) -> None:
-    """Remove files of a complete copy that differ from the remote's. Raises: ModelNotAvailable, OSError."""
-    files = [file for file in copy.snapshot.files if (copy.folder / file.path).is_file()]
+    """Remove finished files that differ from the remote's. Raises: ModelNotAvailable, OSError.
+
+    Files of another size are left: the next fetch replaces them.
+    """
+    files = [file for file in copy.snapshot.files if copy.has(file)]
+    if not files:
+        return
     verified: dict[Verification, list[str]] = {}
     done, total = 0, sum(file.size for file in files)
     view.start(
-        f"verifying {copy.folder} against {copy.snapshot.name}, {len(files)} files, {total / 1e6:.0f} MB"
+        f"verifying {copy.finished} against {copy.snapshot.name}, {len(files)} files, {total / 1e6:.0f} MB"
     )
     try:
         for file in files:
             try:
-                path = copy.folder / file.path
+                path = copy.finished / file.path
                 verification = ThrottleWaits(view.say).run(partial(remote.verify, file, path))
                 verified.setdefault(verification, []).append(file.path)
             except DamagedContent as error:
@@ -208,7 +212,7 @@ class _Fetch:
             self._fetch_all(files)
             shutil.rmtree(part / _UNFINISHED)
             self.copy.write_list(files)
-            publish(self._finished, folder)
+            publish(self.copy.finished, folder)
             shutil.rmtree(part, ignore_errors=True)  # left if the copy was completed in place
         except (RemoteUnreachable, AccessRefused, DiskFull):
             if not any(path.is_file() for path in part.rglob("*")):
@@ -219,11 +223,6 @@ class _Fetch:
             raise
         finally:
             self.view.finish()
-
-    @property
-    def _finished(self) -> Path:
-        """The folder that finished files are moved to: the copy if it exists, else the part folder."""
-        return self.copy.folder if self.copy.folder.exists() else self.copy.part
 
     def _files(self) -> tuple[RemoteFile, ...]:
         """Return the files to fetch. Fetches the index of sharded weights first, which names the shards."""
@@ -271,10 +270,10 @@ class _Fetch:
 
     def _fetch(self, file: RemoteFile, report: Report) -> Verification | None:
         """Fetch and verify one file, which the caller passes to `_commit`. Returns None if it is there already."""
-        target, unfinished = self._paths(file)
-        if target.is_file() and target.stat().st_size == file.size:
+        if self.copy.has(file):
             report(file.size)
             return None
+        target, unfinished = self._paths(file)
         for path in (target, unfinished):
             path.parent.mkdir(parents=True, exist_ok=True)
         verification = self._fetch_patiently(file, unfinished, report)
@@ -327,7 +326,7 @@ class _Fetch:
     def _paths(self, file: RemoteFile) -> tuple[Path, Path]:
         """Return the path of a file when it is finished, and its path while it is fetched."""
         unfinished = self.copy.part / _UNFINISHED
-        return choice.safe_join(self._finished, file.path), choice.safe_join(unfinished, file.path)
+        return choice.safe_join(self.copy.finished, file.path), choice.safe_join(unfinished, file.path)
 
     def _drop_unfinished(self) -> None:
         """Remove unfinished files after a permanent error. Complete files are kept if weights are among them."""

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import subprocess
-import sys
 from pathlib import Path
 
+from container.models.conversion import ConversionFailed, convert
 from container.models.errors import ModelNotAvailable
 from container.models.files.choice import short_list
 from container.models.gguf_names import SUFFIX, is_first, parts_of
 from container.models.publish import make_folder
 from container.progress import ProgressView
-from lmi_server.values.show import one_line
 
 _VERSION = "7"
 """Version of the description. A new version does not use old results."""
 _NEEDED_BYTES = 128 << 20
-_SECONDS = 300.0
-_MAX_ERROR_CHARS = 2000
 
 
 def first_files(folder: Path) -> list[Path]:
@@ -64,13 +60,7 @@ def _folder(file: Path, cache: Path) -> Path | None:
 
 def _describe(file: Path, part: Path) -> None:
     """Write the description in a child process. Raises: ModelNotAvailable."""
-    command = [sys.executable, "-P", "-m", "container.models.gguf_describe", str(file), str(part)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace"
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ModelNotAvailable(f"preparing {file} timed out after {_SECONDS:.0f} s") from error
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ModelNotAvailable(f"{file} cannot be served: {one_line(lines[-1], _MAX_ERROR_CHARS)}")
+        convert("container.models.gguf_describe", file, part)
+    except ConversionFailed as error:
+        raise ModelNotAvailable(f"{file} cannot be served: {error}") from error

@@ -30,10 +30,10 @@ class Throttled(RemoteUnreachable):
     """A remote accepts no requests now, and says for how long (429 or 503 with Retry-After)."""
 
     def __init__(self, message: str, seconds: float, max_waits: int = _MAX_WAITS) -> None:
-        """max_waits: how often in a row it is worth waiting."""
         super().__init__(message)
         self.seconds = seconds
         self.max_waits = max_waits
+        """How often in a row it is worth waiting."""
 
 
 class ThrottleWaits:
@@ -85,6 +85,30 @@ class RetryBudget:
         """Record that something was received."""
         self._last = time.monotonic()
 
+    def run(self, request: Callable[[], T], received: Callable[[], int] = lambda: 0) -> T:
+        """Return the result of `request`, which is called again after RemoteUnreachable while the limit allows it.
+
+        received: returns the bytes received so far, which `request` resumes after.
+        Raises the errors of `request`; Throttled says how often it is worth waiting.
+        """
+        failures, most = 0, received()
+        while True:
+            began = time.monotonic()
+            try:
+                result = request()
+            except RemoteUnreachable as error:
+                if (now := received()) > most:  # the time of a transfer does not predict that of a failure
+                    began, failures, most = time.monotonic(), 0, now
+                failures += 1
+                seconds = 0.0
+                if isinstance(error, Throttled):
+                    seconds, error.max_waits = error.seconds, self._waits_left(failures)
+                if not self.wait_for_retry(began, failures, seconds):
+                    raise
+            else:
+                self.progress()
+                return result
+
     def wait_for_retry(self, began: float, failures: int, retry_after: float = 0.0) -> bool:
         """Return whether to retry after the `failures`-th failure of an attempt begun at `began` (`time.monotonic`).
 
@@ -103,7 +127,7 @@ class RetryBudget:
         now = time.monotonic()
         return failures < _MAX_FAILURES and (now - self._last) + delay + (now - began) <= self._seconds
 
-    def waits_left(self, failures: int) -> int:
+    def _waits_left(self, failures: int) -> int:
         """Return how often it is worth waiting for a remote that throttles, after so many failures."""
         return _MAX_WAITS if self._attempts is None else max(0, self._attempts - failures)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from container.cli import main
-from container.deploy import deploy_command
+from container.deploy import CannotDeploy, deploy_command
+from container.errors import BadVariable
 from tests.container.deploy.endpoints import IMAGE, MODEL_DATA, ROLE, write_model
-from tests.docs.pages import commands, read
-from tests.support.paths import REPO_ROOT
 
 SHARED = ("--name", "chat", "--image", IMAGE, "--role", ROLE, "--model-data", MODEL_DATA)
 
@@ -110,10 +110,22 @@ def test_the_region_comes_from_the_environment_or_the_image(
     assert f'boto3.client("sagemaker", region_name="{region}")' in program
 
 
-def test_an_error_of_diff_has_another_exit_code_than_differences() -> None:
-    result = run("/no/such/folder", "--diff")
-    assert result.exit_code == 2
-    assert "no such file" in result.output
+@pytest.mark.parametrize(
+    "error",
+    [CannotDeploy("wrong"), BadVariable("wrong"), PermissionError(13, "wrong", "/m/serving.properties")],
+    ids=["plan", "variable", "file"],
+)
+def test_an_error_of_diff_has_another_exit_code_than_differences(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(deploy_command, "plan", refuse)
+    for arguments, exit_code in ((("any", "--diff"), 2), (("any",), 1)):
+        result = run(*arguments)
+        assert result.exit_code == exit_code
+        assert "wrong" in result.output
 
 
 @pytest.mark.parametrize("name", ["ml.r8g.2xlarge", "ml.c7g.large", "ml.m6gd.xlarge", "ml.c6gn.4xlarge"])
@@ -123,9 +135,20 @@ def test_an_instance_with_an_arm_processor_is_rejected(name: str, tmp_path: Path
     assert f"{name}: has an Arm processor; the image is for x86-64" in result.output
 
 
-@pytest.mark.model
-def test_the_docs_page_shows_the_output_of_its_command(bundled_model: Path) -> None:
-    page = read(REPO_ROOT / "docs" / "deploying.md")
-    (command,) = (one.text for one in commands() if one.text.endswith("--dry-run"))
-    result = CliRunner().invoke(main, shlex.split(command)[1:])
-    assert result.output in [block.text for block in page.blocks("python")]
+def test_a_reader_of_the_reports_that_leaves_does_not_interrupt_the_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = []
+
+    def execute(deployment: object, sagemaker: object, environ: object, say: Callable[[str], None]) -> None:
+        say("create_model: a")
+        finished.append(True)
+
+    monkeypatch.setattr(deploy_command, "execute", execute)
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        folder = str(write_model(tmp_path))
+        main(["deploy", *SHARED, "--instance", "ml.g5.48xlarge", folder], standalone_mode=False)
+    assert finished

@@ -66,6 +66,7 @@ def test_a_model_id_of_the_command_line_is_kept(tmp_path: Path) -> None:
     )
     container = parameters(deployment, "create_model")["PrimaryContainer"]
     assert container["Environment"]["OPTION_MODEL_ID"] == file
+    assert not any("is not used" in note for note in deployment.notes)
 
 
 def test_the_file_overrides_the_other_variables_as_in_a_container(tmp_path: Path) -> None:
@@ -73,6 +74,9 @@ def test_the_file_overrides_the_other_variables_as_in_a_container(tmp_path: Path
     deployment = planned(folder, environment={"OPTION_MAX_ROLLING_BATCH_SIZE": "8"})
     container = parameters(deployment, "create_model")["PrimaryContainer"]
     assert container["Environment"]["OPTION_MAX_ROLLING_BATCH_SIZE"] == "64"
+    name, file = "OPTION_MAX_ROLLING_BATCH_SIZE", folder / "serving.properties"
+    note = f"environment variable {name}: 8 is not used, because {file}:2 takes precedence"
+    assert f"variant AllTraffic: {note}" in deployment.notes
 
 
 def test_without_a_prefix_the_container_downloads_the_model(tmp_path: Path) -> None:

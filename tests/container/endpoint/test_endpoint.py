@@ -180,3 +180,21 @@ def test_a_container_that_hangs_is_replaced(containers: Containers, monkeypatch:
     containers.of["blue"][0].hang = "the container hangs: no response to /ping (TimeoutError)"
     wait_until(lambda: replaced(endpoint.fleet, containers.of["blue"]))
     endpoint.close()
+
+
+@pytest.mark.parametrize("change", ["an update", "scaling in"])
+def test_containers_that_drain_get_their_time_to_stop_when_the_endpoint_closes(
+    change: str, endpoint: Endpoint, containers: Containers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` itself stops them: the thread that drains them ends with the process."""
+    monkeypatch.setattr("container.endpoint.endpoint._JOIN_SECONDS", 0.0)
+    endpoint.traffic.lease()
+    if change == "an update":
+        green = make_fleet(containers, "green")
+        endpoint.update(green, AT_ONCE, {})
+        wait_until(lambda: endpoint.fleet is green)
+    else:
+        endpoint.scale([{"VariantName": "blue", "DesiredInstanceCount": 0}])
+        wait_until(lambda: not endpoint.fleet.containers())
+    endpoint.close()
+    assert containers.of["blue"][0].ended

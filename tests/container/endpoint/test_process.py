@@ -114,6 +114,18 @@ def test_variables_that_name_the_mounted_model_name_the_local_folder(
     }
 
 
+def test_the_logs_of_earlier_processes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalServer, "start", recorder([]))
+    make_launcher(tmp_path).launch("a", {})
+    log = tmp_path / "logs" / "a-1.log"
+    log.write_text("why it failed")
+    launcher = make_launcher(tmp_path)
+    launcher.launch("a", {})
+    launcher.launch("b", {})
+    assert log.read_text() == "why it failed"
+    assert {path.name for path in log.parent.iterdir()} == {"a-1.log", "a-2.log", "b-3.log"}
+
+
 def test_the_cause_is_the_last_line_of_the_server_log(tmp_path: Path) -> None:
     container = start(tmp_path, EXIT="Error: option.dtype: got fp17")
     with pytest.raises(NotHealthy) as caught:
@@ -177,7 +189,7 @@ def test_a_changed_s3_prefix_is_downloaded_again(s3: FakeS3, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("uri", "key", "words"),
     [
-        ("s3://bucket/m/", "bucket/m/../../escaped", "refused: not a file name"),
+        ("s3://bucket/m/", "bucket/m/../../escaped", "file name not allowed"),
         ("s3://bucket/m/", "bucket/other", "no object below this prefix"),
         ("file:///no/such/folder", "", "there is no folder /no/such/folder"),
     ],

@@ -230,7 +230,7 @@ def test_figures_are_served_over_http(platform: FakeLab) -> None:
     platform.deploy(A={}, B={})
     for variant in "ABAB":
         platform.invoke(TargetVariant=variant)
-    with urlopen(f"{platform.url}/figures") as response:  # noqa: S310 - on loopback
+    with urlopen(f"{platform.url}/metrics.json") as response:  # noqa: S310 - on loopback
         figures = json.load(response)
     assert [(row["variant"], row["requests"], row["errors"]) for row in figures["variants"]] == [
         ("A", 2, 0),

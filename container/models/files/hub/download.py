@@ -7,7 +7,6 @@ interruption longer than its retries, and its other transport (xet) keeps its ow
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,9 +19,8 @@ from container.models.errors import ModelNotAvailable, RemoteUnreachable
 from container.models.files.hub.errors import HubAddress, unavailable
 from container.models.files.hub.settings import LIBRARY
 from container.models.files.remote import RemoteFile, Report
-from container.models.files.retry import RetryBudget, Throttled, seconds_for_attempts
+from container.models.files.retry import RetryBudget, seconds_for_attempts
 
-_MAX_CONNECTIONS = 1000
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 
 
@@ -50,31 +48,19 @@ class Download:
             self.target.unlink()
         self.target.touch()
         self.report(size_of(self.target))
-        failures = 0
-        for _ in range(_MAX_CONNECTIONS):
-            have, began = size_of(self.target), time.monotonic()
-            if have == self.file.size:
-                return
-            failure = self._read_on()
-            received = size_of(self.target) != have
-            failures = 1 if received else failures + 1
-            # A connection that transferred bytes says nothing about how long the next one takes to fail.
-            began = time.monotonic() if received else began
-            seconds = failure.seconds if isinstance(failure, Throttled) else 0.0
-            incomplete = size_of(self.target) < self.file.size
-            if incomplete and not self._budget.wait_for_retry(began, failures, seconds):
-                raise failure
-        raise RemoteUnreachable(f"{self._where}: gave up after {_MAX_CONNECTIONS} lost connections")
+        self._budget.run(self._read_on, lambda: size_of(self.target))
 
     @property
     def _where(self) -> str:
         return f"{self.address.name}: {self.file.path}"
 
-    def _read_on(self) -> RemoteUnreachable:
-        """Append the bytes of one connection to `target`. Returns why the connection ended early.
+    def _read_on(self) -> None:
+        """Append the missing bytes, if any, to `target`, in one connection.
 
-        Raises: ModelNotAvailable for permanent errors.
+        Raises: RemoteUnreachable: the connection ended early; ModelNotAvailable for permanent errors.
         """
+        if size_of(self.target) == self.file.size:
+            return
         have = size_of(self.target) if self._ranges else 0
         headers = build_hf_headers(library_name=LIBRARY) | {"Accept-Encoding": "identity"}
         if have:
@@ -90,14 +76,12 @@ class Download:
                 if begin is not None:
                     self._write(response, begin)
         except (httpx2.HTTPError, OfflineModeIsEnabled) as error:
-            failure = unavailable(error, self.address, self.file.path)
-            if not isinstance(failure, RemoteUnreachable):
-                raise failure from error
-            return failure
+            raise unavailable(error, self.address, self.file.path) from error
         if begin is None:
             self._ranges = False
-            return self._read_on()
-        return RemoteUnreachable(f"{self._where}: {self.address.shown} closed the connection too early")
+            self._read_on()
+        elif size_of(self.target) < self.file.size:
+            raise RemoteUnreachable(f"{self._where}: {self.address.shown} closed the connection too early")
 
     def _begin(self, response: httpx2.Response, have: int) -> int | None:
         """Return the offset of the response's first byte; None if the response to a range does not have it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -11,12 +10,11 @@ import httpx2
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.file_download import HfFileMetadata
 
-from container.models.errors import RemoteUnreachable
 from container.models.files.hub import versions
 from container.models.files.hub.errors import HubAddress, unavailable
 from container.models.files.hub.settings import LIBRARY
 from container.models.files.remote import RemoteFile
-from container.models.files.retry import RetryBudget, Throttled, seconds_for_attempts
+from container.models.files.retry import RetryBudget, seconds_for_attempts
 
 _THREADS = 8
 
@@ -46,32 +44,16 @@ class HeadReader:
         return self._files
 
     def _read(self, file: RemoteFile, timeout: float, budget: RetryBudget) -> None:
-        failures = 0
-        while not budget.stop.is_set():
-            began = time.monotonic()
-            try:
-                metadata = self._request(file.path, timeout)
-            except httpx2.HTTPError as error:
-                failures += 1
-                failure = unavailable(error, self.address, file.path)
-                seconds = failure.seconds if isinstance(failure, Throttled) else 0.0
-                again = isinstance(failure, RemoteUnreachable)
-                if not again or not budget.wait_for_retry(began, failures, seconds):
-                    raise failure from error
-            else:
-                budget.progress()
-                self._files[file.path] = self._with_head(file, metadata)
-                return
+        metadata = budget.run(lambda: self._request(file.path, timeout))
+        self._files[file.path] = self._with_head(file, metadata)
 
     def _request(self, path: str, timeout: float) -> HfFileMetadata:
-        """Raises: httpx2.HTTPError; ModelNotAvailable: this is no hub."""
+        """Raises: ModelNotAvailable; RemoteUnreachable for temporary errors."""
         address = self.address
         url = hf_hub_url(address.repo_id, path, revision=self.commit, endpoint=address.endpoint)
         try:
             return get_hf_file_metadata(url, timeout=timeout, library_name=LIBRARY, endpoint=address.endpoint)
-        except (ValueError, httpx2.InvalidURL) as error:
-            if isinstance(error, httpx2.HTTPError):  # the library's error of status 400 is both
-                raise
+        except (httpx2.HTTPError, ValueError, httpx2.InvalidURL) as error:
             raise unavailable(error, address, path) from error
 
     def _with_head(self, file: RemoteFile, metadata: HfFileMetadata) -> RemoteFile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -71,28 +70,21 @@ _SENTENCES = {
 }
 
 
-def attempt(what: Callable[[], T], budget: RetryBudget, where: str) -> T:
+def attempt(
+    what: Callable[[], T], budget: RetryBudget, where: str, received: Callable[[], int] = lambda: 0
+) -> T:
     """Return the result of a request, which is retried while it fails with a temporary error.
 
-    where: the address in the error message. Raises ModelNotAvailable.
+    where: the address in the error message. received: as for `RetryBudget.run`. Raises ModelNotAvailable.
     """
-    failures = 0
-    while True:
-        began = time.monotonic()
+
+    def request() -> T:
         try:
-            result = what()
+            return what()
         except FAILURES as error:
-            failures += 1
-            if not may_retry(error, budget, began, failures):
-                raise model_error(error, where, budget.waits_left(failures)) from error
-        else:
-            budget.progress()
-            return result
+            raise model_error(error, where) from error
 
-
-def may_retry(error: Exception, budget: RetryBudget, began: float, failures: int) -> bool:
-    """Return whether to retry after an error, as `RetryBudget.wait_for_retry` does, which waits."""
-    return is_temporary(error) and budget.wait_for_retry(began, failures, _throttle_seconds(error))
+    return budget.run(request, received)
 
 
 def is_temporary(error: Exception) -> bool:
@@ -105,14 +97,14 @@ def is_temporary(error: Exception) -> bool:
     return isinstance(error, _RETRIED) and not _is_untrusted(error)
 
 
-def model_error(error: Exception, where: str, waits_left: int = 0) -> ModelNotAvailable:
+def model_error(error: Exception, where: str) -> ModelNotAvailable:
     """Return RemoteUnreachable for a temporary error, AccessRefused for wrong credentials, else ModelNotAvailable.
 
-    The first is Throttled if S3 says how long it refuses requests. waits_left: how often it is worth waiting then.
+    The first is Throttled if S3 says how long it refuses requests.
     """
     kind = ModelNotAvailable
     if seconds := _throttle_seconds(error):
-        return Throttled(f"{where}: {_reason(error)}", seconds, waits_left)
+        return Throttled(f"{where}: {_reason(error)}", seconds)
     if is_temporary(error):
         kind = RemoteUnreachable
     elif _is_refused(error):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
@@ -17,7 +16,7 @@ from container.models.files.journal import PART_BYTES, PartsFile, forget
 from container.models.files.remote import RemoteFile, Report
 from container.models.files.retry import RetryBudget
 from container.models.files.s3.content import ContentCheck
-from container.models.files.s3.errors import FAILURES, is_temporary, may_retry, model_error
+from container.models.files.s3.errors import attempt
 
 THREADS = 8
 READ_BYTES = 256 << 10
@@ -113,19 +112,11 @@ class _Reader:
 
     def _read_run(self, run: range) -> None:
         """Read every part of the run, and resume after interruptions."""
-        failures = 0
+        attempt(lambda: self._read_on(run), self.budget, self.source.where, lambda: self._done(run))
+
+    def _read_on(self, run: range) -> None:
         while (unread := self._unread(run)) and not self.budget.stop.is_set():
-            began, before = time.monotonic(), self._done(run)
-            try:
-                self._read_range(unread)
-            except FAILURES as error:
-                if self._done(run) > before:  # the time of a transfer does not predict that of a failure
-                    began, failures = time.monotonic(), 0
-                failures += 1
-                again = may_retry(error, self.budget, began, failures)
-                if not again and not (is_temporary(error) and self.budget.stop.is_set()):
-                    left = self.budget.waits_left(failures)
-                    raise model_error(error, self.source.where, left) from error
+            self._read_range(unread)
 
     def _unread(self, run: range) -> range:
         """The run without its leading complete parts."""

@@ -6,13 +6,12 @@ Requests are conditional on the object's ETag. A range is verified by its length
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 from container.models.files.retry import ThrottleWaits
-from container.models.files.s3.errors import FAILURES, may_retry, model_error
+from container.models.files.s3.errors import attempt
 from container.models.files.s3.manifest import read_manifest
 from container.models.files.s3.parts import READ_BYTES, THREADS, S3Object, open_range
 from container.models.files.s3.remote import connect, max_attempts
@@ -28,21 +27,18 @@ def read_range(source: S3Object, start: int, out: memoryview) -> None:
     Raises: ModelNotAvailable.
     """
     budget = source.new_budget()
-    done = failures = 0
-    while done < len(out):
-        began, before = time.monotonic(), done
-        try:
+    done = 0
+
+    def read_on() -> None:
+        nonlocal done
+        while done < len(out):
             with closing(open_range(source, start + done, start + len(out))) as body:
                 # urllib3 returns only when the buffer is full, and copies all of it.
                 while count := body.readinto(out[done : done + READ_BYTES]):
                     done += count
                     budget.progress()
-        except FAILURES as error:
-            if done > before:  # the time of a transfer does not predict that of a failure
-                began, failures = time.monotonic(), 0
-            failures += 1
-            if not may_retry(error, budget, began, failures):
-                raise model_error(error, source.where, budget.waits_left(failures)) from error
+
+    attempt(read_on, budget, source.where, lambda: done)
 
 
 class S3Ranges(ByteRanges):

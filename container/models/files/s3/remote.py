@@ -94,7 +94,7 @@ class S3Remote:
         for folder in folders:
             if folder.startswith(("/", "../", "./")):
                 raise ModelNotAvailable(
-                    f"{self.name}: the key {safe_repr(folder)} is refused: not a file name"
+                    f"{self.name}: file name not allowed (got {safe_repr(folder)}): it leads out of the model's folder"
                 )
         if not files:
             raise ModelNotAvailable(f"{self.name}: no object {self._location_hint(folders)}")

@@ -49,7 +49,6 @@ def test_a_killed_preparation_is_never_served_and_concurrent_ones_convert_once(t
     converting = processes.descendants(killed.pid)
     killed.kill()
     killed.wait()
-    processes.kill(converting)
     assert processes.wait_exited(converting, 200) == []
     target = bundled.bundled_folder(cache)
     assert not target.exists()

@@ -43,6 +43,7 @@ class ScriptedRemote:
     name: str = "test://model"
     listing_error: Exception | None = None
     break_at: dict[str, Exception] = field(default_factory=dict)
+    verify_errors: dict[str, Exception] = field(default_factory=dict)
     verification: Verification = _BY_SHA256
     fetched: list[str] = field(default_factory=list)
     num_bytes: int = 0
@@ -69,6 +70,8 @@ class ScriptedRemote:
         return self.verification
 
     def verify(self, file: RemoteFile, path: Path) -> Verification:
+        if error := self.verify_errors.get(file.path):
+            raise error
         if self.verification.by and path.read_bytes() != self.files[file.path]:
             raise DamagedContent(f"{self.name} {file.path}: sha256 differs")
         return self.verification
@@ -377,3 +380,31 @@ def test_verification_requires_a_connection(obtain: Obtain, cache: Path) -> None
     obtain(ScriptedRemote())
     with pytest.raises(RemoteUnreachable):
         verify(ScriptedRemote(listing_error=RemoteUnreachable("no network")), cache)
+
+
+@pytest.mark.parametrize("deleted", [True, False], ids=["after a deletion", "after an interruption"])
+def test_verification_compares_the_files_of_an_incomplete_copy(
+    deleted: bool, obtain: Obtain, cache: Path
+) -> None:
+    folder = obtain(ScriptedRemote(files=_SHARDS)).folder
+    for shard in ("m1.safetensors", "m2.safetensors"):
+        (folder / shard).write_bytes(bytes(len(_SHARDS[shard])))
+    remote = ScriptedRemote(files=_SHARDS)
+    if deleted:
+        (folder / "m1.safetensors").unlink()
+    else:
+        remote.verify_errors["m2.safetensors"] = RemoteUnreachable("gone")
+        with pytest.raises(RemoteUnreachable):
+            verify(remote, cache)
+        assert not (folder / "m1.safetensors").exists()
+        remote.verify_errors.clear()
+    verify(remote, cache)
+    assert contents(folder) == _SHARDS
+
+
+def test_verification_compares_the_files_of_an_interrupted_fetch(obtain: Obtain, cache: Path) -> None:
+    with pytest.raises(RemoteUnreachable):
+        obtain(ScriptedRemote(files=_SHARDS, break_at={"m2.safetensors": RemoteUnreachable("gone")}))
+    (shard,) = cache.glob("models/.remote/*.part/m1.safetensors")
+    shard.write_bytes(bytes(len(_SHARDS[shard.name])))
+    assert contents(verify(ScriptedRemote(files=_SHARDS), cache).folder) == _SHARDS

@@ -67,3 +67,16 @@ def test_it_prepares_the_model_of_a_configuration(
     broken = run(path)
     assert broken.exit_code == 1
     assert "did you mean option.model_id?" in broken.stderr
+
+
+@pytest.mark.parametrize("place", ["folder", "file", "s3"])
+def test_it_rejects_a_revision_of_a_model_that_has_none(place: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "serving.properties"
+    if place == "file":
+        file.write_text("engine=MPI\n")
+    model = {"folder": str(tmp_path), "file": str(file), "s3": "s3://my-bucket/llama/"}[place]
+    result = CliRunner().invoke(main, ["prepare", model, "--revision", "v2"])
+    assert result.exit_code == 2
+    where = model if place == "s3" else tmp_path
+    assert f"--revision: only models of the Hub have revisions (got {where}); leave it out" in result.stderr

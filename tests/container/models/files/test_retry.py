@@ -120,3 +120,41 @@ def test_retry_after_may_be_a_date() -> None:
     for seconds in (30, -30):
         date = format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
         assert max(0, seconds - 20) <= retry_after_seconds({"retry-after": date}) <= max(0, seconds)
+
+
+def failing_requests(times: int, received: list[int], *, with_bytes: bool) -> Callable[[], str]:
+    """Return a request that fails the first `times` times, each time after it received a byte if `with_bytes`."""
+    failures = iter(range(times))
+
+    def request() -> str:
+        if next(failures, None) is None:
+            return "done"
+        if with_bytes:
+            received.append(1)
+        raise Throttled("the store throttles", 0.0)
+
+    return request
+
+
+@pytest.mark.parametrize(("with_bytes", "done"), [(True, True), (False, False)])
+def test_received_bytes_reset_the_count_of_failures(with_bytes: bool, done: bool) -> None:
+    received: list[int] = []
+    budget = RetryBudget(attempts=3)
+    budget.stop.wait = lambda timeout=None: False  # type: ignore[method-assign]
+    request = failing_requests(5, received, with_bytes=with_bytes)
+    if done:
+        assert budget.run(request, lambda: len(received)) == "done"
+        return
+    with pytest.raises(Throttled) as caught:
+        budget.run(request, lambda: len(received))
+    assert caught.value.max_waits == 0, "no attempt is left"
+
+
+def test_bytes_that_were_received_before_do_not_reset_the_count_of_failures() -> None:
+    """As from a server without ranges, which sends a file from its beginning each time."""
+    sizes = iter([0, 5, 3, 5, 4, 5])
+    budget = RetryBudget(attempts=3)
+    budget.stop.wait = lambda timeout=None: False  # type: ignore[method-assign]
+    with pytest.raises(Throttled):
+        budget.run(failing_requests(9, [], with_bytes=False), lambda: next(sizes))
+    assert list(sizes) == [4, 5], "there were more or fewer than three attempts"

@@ -82,8 +82,7 @@ def test_a_lost_connection_loses_at_most_a_block(
     fetch: Callable[[S3Object, Path], bytes], timeout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(timeout)
-    for module in (retry, parts, ranges):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: store.now))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: store.now))
     monkeypatch.setattr(retry, "_FIRST_DELAY_SECONDS", 0.001)
     source = S3Object(store, "b", "x", RemoteFile("x", SIZE, "v1"))
     assert fetch(source, tmp_path / "x") == store.content
