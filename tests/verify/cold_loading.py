@@ -1,0 +1,116 @@
+"""A model of 2.2 GB that is not in the page cache loads at 80 % of the rate of `cat`.
+
+`cat` and the loader run alternately, each in a new process after the file has been dropped from the page cache. Just
+before, the process touches and frees memory for both the file and the weights: in a virtual machine the first touch of
+memory may have to wait for the host, which can take longer than the disk, and the weights need as much memory again as
+the file.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.support.paths import REPO_ROOT, child_environment
+from tests.verify.lab import Lab, Report, run_alone
+
+_NUM_ROUNDS = 11
+_MIN_SHARE = 0.8
+_PROGRAM = """
+import mmap, subprocess, sys, time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+import torch
+import lmi_kernels
+from engines.models.architectures import read_config
+from engines.models.decoder import build_decoder
+from engines.models.parts import Parts
+from engines.models.weights import WeightReader
+from engines.parallel import Communicator
+from engines.stopwatch import Stopwatch
+from lmi_kernels.cpu import shared_team
+
+file = Path(sys.argv[1])
+config = read_config(file.parent)
+shared_team()
+with mmap.mmap(-1, 3 * file.stat().st_size) as memory:
+    touched = torch.frombuffer(memory, dtype=torch.uint8)
+    touched[:: mmap.PAGESIZE] = 1
+    del touched
+start = time.perf_counter()
+if sys.argv[2] == "cat":
+    subprocess.run(["cat", file], stdout=subprocess.DEVNULL, check=True)
+else:
+    pack = partial(lmi_kernels.pack, storage=None)
+    weights = WeightReader(file.parent, torch.bfloat16, None, torch.device("cpu"), pack)
+    parts = Parts(config, weights, Communicator(), Stopwatch(lambda: 0.0))
+    weights.prefetch(lambda source: build_decoder(replace(parts, weights=source)))
+    model = build_decoder(parts)
+print(time.perf_counter() - start)
+"""
+
+
+def verify(lab: Lab, report: Report) -> None:
+    folder = lab.folder / "cold-loading"
+    file = _write_model(folder)
+    shares = []
+    for number in range(_NUM_ROUNDS):
+        order = ("cat", "load") if number % 2 else ("load", "cat")
+        seconds = {what: _seconds(file, what) for what in order}
+        shares.append(seconds["cat"] / seconds["load"])
+        report.figure(f"round {number + 1}: {shares[-1]:.2f} of the rate of cat")
+    share = statistics.median(shares)
+    report.require(
+        share >= _MIN_SHARE,
+        f"{share:.2f} of the rate of cat ({min(shares):.2f} to {max(shares):.2f}), at least {_MIN_SHARE:g}",
+    )
+    file.unlink()
+
+
+def _write_model(folder: Path) -> Path:
+    """Write a Llama model of 1.1e9 parameters in bf16, as to the disk."""
+    config = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        dtype="bfloat16",
+        tie_word_embeddings=False,
+    )
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        shapes = {name: each.shape for name, each in LlamaForCausalLM(config).named_parameters()}
+    tensors = {name: torch.rand(shape).sub_(0.5).bfloat16() for name, shape in shapes.items()}
+    file = folder / "model.safetensors"
+    save_file(tensors, file)
+    os.sync()
+    return file
+
+
+def _seconds(file: Path, what: str) -> float:
+    """Return the seconds of `cat` or of loading, with nothing in the page cache."""
+    with file.open("rb") as opened:
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(file), what],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=REPO_ROOT,
+        env=child_environment({}),
+    )
+    return float(result.stdout)
+
+
+if __name__ == "__main__":
+    run_alone(verify)
