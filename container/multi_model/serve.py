@@ -14,6 +14,7 @@ from container.multi_model.names import MULTI_MODEL, is_multi_model
 from container.progress import ProgressView
 from container.run import launch
 from container.run.launch import RuntimePaths
+from container.run.local_server import second_ports
 from container.run.processes import Child, reap_orphans
 from container.run.runtime_folder import runtime_folder
 from container.run.serve import ServeOptions, listen, raise_open_files
@@ -69,6 +70,7 @@ def serve_several(
         file = folder / "router.json"
         file.write_text(config.to_json(), encoding="utf-8")
         app = f"container.multi_model.router:make_router({str(file)!r})"
+    second_ports(environ)  # refuses an invalid range
         connections = launch.web_connections(raise_open_files(view), _FILES_OF_CONNECTION)
         command = launch.web_command(app, folder, listener.fileno(), 1, connections)
         command += ["--worker-class", _WORKER]  # overrides gunicorn_conf.py
