@@ -17,9 +17,10 @@ from werkzeug.exceptions import HTTPException
 
 from container.multi_model.errors import BadModel, ModelNotFound
 from container.multi_model.forward import relay, send
+from container.multi_model.load_request import name_and_url
 from container.multi_model.manager import NOTHING_LOADED, ModelManager, listed
 from container.multi_model.metrics import render
-from container.multi_model.names import check_name, folder_of_url
+from container.multi_model.names import folder_of_url
 from container.multi_model.served_model import ServedModel
 from engines.errors import EngineError, InvalidRequest
 from lmi_server.errors import ErrorForm, ErrorReply
@@ -116,9 +117,8 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
         @app.post("/models")
         def load() -> Response:
             with bodies.raw(request) as data:
-                body = parse_object(data)
-            name, url = (_text(body, field) for field in ("model_name", "url"))
-            check_name(name)
+                fields = parse_object(data) if data else request.args
+            name, url = name_and_url(fields)
             manager.load(name, folder_of_url(url, models_root))
             return json_response({"status": f'Model "{name}" registered.'})
 
@@ -198,13 +198,6 @@ def _requested_model(manager: ModelManager, body: bytes, in_body: bool) -> str:
         "model" if in_body else "model_name (in the query or in custom attributes) or model (in a JSON body)"
     )
     raise BadModel(f"{field}: required because several models are served; allowed: {listed(names)}")
-
-
-def _text(body: dict[str, Any], field: str) -> str:
-    value = body.get(field)
-    if not isinstance(value, str) or not value:
-        raise BadModel(f"{field}: given {as_json(value)}; accepted: a non-empty string")
-    return value
 
 
 def _page(names: Sequence[str]) -> tuple[set[str], str]:
