@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flask import Flask, Response, g, request
+from flask import Flask, Response, after_this_request, g, request
 from prometheus_client import CONTENT_TYPE_LATEST
 from werkzeug.exceptions import HTTPException
 
@@ -37,8 +37,17 @@ _INVOCATIONS = "/invocations"
 _logger = logging.getLogger(__name__)
 
 
-def make_app(manager: ModelManager, max_request_size: int, models_root: Path | None = None) -> Flask:
-    """Create the app. models_root: parent folder of models that can be loaded; None if models are configured."""
+def make_app(
+    manager: ModelManager,
+    max_request_size: int,
+    models_root: Path | None = None,
+    throttle_status: int = 503,
+) -> Flask:
+    """Create the app.
+
+    models_root: parent folder of models that can be loaded; None if models are configured. throttle_status: of the
+    router's own replies on `/invocations` when too many bodies are in flight.
+    """
     app = Flask(__name__, static_folder=None)
     app.url_map.merge_slashes = False  # a redirect would name the wrong scheme behind a proxy with TLS
     app.extensions["models"] = manager
@@ -47,6 +56,8 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
 
     def forward_request(choose: Callable[[bytes], str], target: str) -> Response:
         """Forward the current request. choose: returns the model's name, given the body."""
+        if target == _INVOCATIONS:
+            after_this_request(_repeat_custom_attributes)
         with bodies.raw(request) as data:
             body = bytes(data)
             query = request.query_string.decode("latin-1")
@@ -135,11 +146,11 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
     def get_version() -> Response:
         return json_response({"version": version("lmi-server")})
 
-    _register_replies(app, max_request_size)
+    _register_replies(app, max_request_size, throttle_status)
     return app
 
 
-def _register_replies(app: Flask, max_request_size: int) -> None:
+def _register_replies(app: Flask, max_request_size: int, throttle_status: int) -> None:
     @app.before_request
     def begin() -> None:
         begin_record(request.headers)
@@ -164,7 +175,15 @@ def _register_replies(app: Flask, max_request_size: int) -> None:
         paths = [rule.rule for rule in app.url_map.iter_rules() if not rule.arguments]
         reply = ErrorReply.from_exception(error, max_request_size, request.path, paths)
         current_record().finish = reply.kind
-        return reply.response(form)
+        return reply.response(form, throttle_status)
+
+
+def _repeat_custom_attributes(response: Response) -> Response:
+    """Return the request's custom attributes with a response of the router. A model returns them itself."""
+    attributes = request.headers.get(custom_attributes.HEADER)
+    if attributes is not None and custom_attributes.VALID.fullmatch(attributes) and not g.get("is_forwarded"):
+        response.headers[custom_attributes.HEADER] = attributes
+    return response
 
 
 def _requested_model(manager: ModelManager, body: bytes, in_body: bool) -> str:

@@ -57,7 +57,8 @@ def make_router(config_path: str) -> Flask:
     if folders:
         threading.Thread(target=manager.load_all, name="load-all", daemon=True).start()
     threading.Thread(target=manager.watch, name="watch-models", daemon=True).start()
-    return make_app(manager, config.max_request_size, None if folders else Path(config.models_root))
+    root = None if folders else Path(config.models_root)
+    return make_app(manager, config.max_request_size, root, config.throttle_error_http_code)
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:

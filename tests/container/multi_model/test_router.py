@@ -61,7 +61,12 @@ def make_manager(tmp_path: Path, **changes: Any) -> RecordingManager:
     """Make a router that is configured with `changes`, and return its manager."""
     fields = {"folders": {}, "lenient": False, "allow_remote_code": False, **changes}
     config = RouterConfig(
-        models_root="/models", max_request_size=1000, memory_limit=None, memory_reserved=0, **fields
+        models_root="/models",
+        max_request_size=1000,
+        throttle_error_http_code=503,
+        memory_limit=None,
+        memory_reserved=0,
+        **fields,
     )
     path = tmp_path / "router.json"
     path.write_text(config.to_json())
@@ -130,11 +135,6 @@ def test_each_server_writes_its_own_step_trace(
     assert environ["OPTION_STEP_TRACE"] == of_model
 
 
-def test_only_models_that_the_platform_loads_have_its_time_limit(commands: Commands, tmp_path: Path) -> None:
-    assert make_manager(tmp_path).limit == 360.0
-    assert make_manager(tmp_path, folders={"a": str(MODEL)}).limit == math.inf
-
-
 def test_a_server_gets_a_port_that_the_platform_allows_and_no_other_server_has(
     commands: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -147,6 +147,11 @@ def test_a_server_gets_a_port_that_the_platform_allows_and_no_other_server_has(
     assert first.server.port == port
     with pytest.raises(NoMemory, match="cannot load another model: no free port"):
         manager.start("b", MODEL, MemoryNeed(1))
+
+
+def test_only_models_that_the_platform_loads_have_its_time_limit(commands: Commands, tmp_path: Path) -> None:
+    assert make_manager(tmp_path).limit == 360.0
+    assert make_manager(tmp_path, folders={"a": str(MODEL)}).limit == math.inf
 
 
 def test_models_are_watched(commands: Commands, tmp_path: Path) -> None:
