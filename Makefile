@@ -89,19 +89,21 @@ test: install  ## Run all tests except tests/verify
 verify: install  ## Run the checks of docs/verify.md (hours)
 	$(BIN)/python -m tests.verify.run
 
-lint: install  ## Check style, types and docs/options.md
+lint: install  ## Check style, types and the pages of options
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@$(BIN)/lmi options --markdown | diff -u docs/options.md - || { \
-		echo "docs/options.md is out of date: run make docs" >&2; exit 1; }
+	@$(BIN)/lmi options --markdown | diff -u docs/options.md - && \
+		$(BIN)/lmi options --unsupported --markdown | diff -u docs/unsupported-options.md - || { \
+		echo "the pages of options are out of date: run make docs" >&2; exit 1; }
 
 format: install  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: install  ## Write docs/options.md
+docs: install  ## Write docs/options.md and docs/unsupported-options.md
 	$(BIN)/lmi options --markdown > docs/options.md
+	$(BIN)/lmi options --unsupported --markdown > docs/unsupported-options.md
 
 # Check the Triton kernels without a GPU. Triton's interpreter runs them against their references, and in the GPU step
 # loop. Then they are compiled for several GPUs, with a report of registers, shared memory and spills. `make verify`

@@ -117,7 +117,7 @@ class EngineClient:
         self._address = address
         self._status_path = status_path
         self.num_restarts = 0
-        """How often a restarted engine has replaced the one before."""
+        """Number of restarts of the engine."""
         self._context = zmq.Context()
         self._streams: dict[str, ClientStream[Any]] = {}
         self._replies: dict[int, gevent.event.AsyncResult[EngineStats | SchedulerReply]] = {}

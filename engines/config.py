@@ -100,7 +100,7 @@ class SchedulerConfig:
     """Scheduling of requests."""
 
     settings: SchedulerSettings
-    """Settings at startup; `PATCH /admin/scheduler` changes them."""
+    """Settings at start-up; `PATCH /admin/scheduler` changes them."""
     batch_scheduler_policy: str = "guaranteed_no_evict"
     """`max_utilization`: admit a request while blocks are free. When blocks run out, preempt a sequence and recompute
     it later. Needs a paged cache.

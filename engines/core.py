@@ -203,7 +203,7 @@ class RequestOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts about a running engine, as reported in its startup line."""
+    """Facts about a running engine, as reported in its start-up line."""
 
     model: str
     engine: str
@@ -218,7 +218,7 @@ class EngineInfo:
     max_model_len: int = 0
     paged_attention: bool = False
     load_seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of the startup, by part."""
+    """Seconds of the start-up, by part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +271,8 @@ class SchedulerSettings:
     """Without chunked prefill: decodes run for at least this many steps between two pauses."""
 
     @property
-    def num_places(self) -> int:
-        """Places for running sequences. With chunked prefill, each takes at least one token of every step."""
+    def max_running(self) -> int:
+        """Maximum number of running sequences. With chunked prefill, each takes at least one token of every step."""
         if not self.chunked_prefill:
             return self.max_num_seqs
         return min(self.max_num_seqs, self.max_num_batched_tokens)

@@ -100,8 +100,8 @@ class StatusBoard:
         """Write a heartbeat: this rank has completed a step, or a layer of a long one."""
         _BEAT.pack_into(self._map, _HEADER.size + _BEAT.size * rank, time.monotonic())
 
-    def heartbeat_place(self, rank: int) -> c_double:
-        """Return the heartbeat of a rank, seconds of CLOCK_MONOTONIC, for native code that writes it."""
+    def heartbeat_view(self, rank: int) -> c_double:
+        """Return a view of the shared heartbeat of a rank, in seconds of CLOCK_MONOTONIC, for native code to write."""
         return c_double.from_buffer(self._map, _HEADER.size + _BEAT.size * rank)
 
     def set_state(self, state: EngineState, reason: str = "") -> None:

@@ -26,7 +26,7 @@ class KvCache:
     ) -> None:
         shape = (num_layers, 2, num_kv_heads, num_blocks, block_size, head_dim)
         # Zeroed, because masked keys are multiplied by 0, and 0 * NaN is NaN. On a CPU the kernel allocates numpy's
-        # zeros only when they are written, so a large cache costs nothing at startup.
+        # zeros only when they are written, so a large cache costs nothing at start-up.
         if device.type == "cpu" and dtype == torch.float32:
             pools = torch.from_numpy(np.zeros(shape, dtype=np.float32))
         else:

@@ -30,7 +30,7 @@ class NativeKvCache:
         """storage: dtype of keys and values: FP32, BF16, FP16 or INT8."""
         head_bytes = _BYTES[storage] * head_dim + (_SCALE_BYTES if storage is Storage.INT8 else 0)
         block_bytes = 2 * num_kv_heads * block_size * head_bytes
-        # The kernel allocates numpy's zeros only when they are written, so a large cache costs nothing at startup.
+        # The kernel allocates numpy's zeros only when they are written, so a large cache costs nothing at start-up.
         # They begin 16 bytes after a cache line, so vectors would lie in two lines each.
         shape = (num_layers, num_blocks, block_bytes)
         memory = np.zeros(math.prod(shape) + _CACHE_LINE, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Functions that every engine process calls at startup, and the names of signals that end one. Linux only."""
+"""Functions that every engine process calls at start-up, and the names of signals that end one. Linux only."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class EngineOptions:
     enforce_eager: bool = False
     paged_attention: bool = True
     enable_prefix_caching: bool | None = None
-    block_size: int | None = None
+    block_size: int = 16
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
     kv_cache_gb: float | None = None

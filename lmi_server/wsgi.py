@@ -33,7 +33,7 @@ def make_app(config_path: str) -> Flask:
     formatter = None
     if config.formatter_address:
         client = EngineClient(config.formatter_address, Path(config.formatter_status))
-        formatter = Formatter(client, config.formatter_roles, config.server.predict_timeout)
+        formatter = Formatter(client, config.formatter_roles)
     return create_app(config, engine, text, formatter)
 
 

@@ -24,7 +24,7 @@ from container.explain.hardware import Instance, NoSuchHardwareError
 from container.explain.prediction.memory import gigabytes
 from container.explain.prediction.startup import (
     HOST_IMAGE,
-    LONGEST_TIMEOUT,
+    MAX_TIMEOUT,
     StartPrediction,
     health_check_timeout,
     platform_timeout,
@@ -266,7 +266,7 @@ def _production_variant(
         "InitialInstanceCount": endpoint.count or 1,
         "InitialVariantWeight": 1.0 if variant.weight is None else variant.weight,
     }
-    download, health = LONGEST_TIMEOUT, LONGEST_TIMEOUT
+    download, health = MAX_TIMEOUT, MAX_TIMEOUT
     if start is not None:
         fetch = start.download_seconds or 0.0
         own = fetch if endpoint.model_data is None else 0.0

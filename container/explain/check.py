@@ -21,6 +21,7 @@ from container.explain.target import ServingTarget
 from container.machine import Machine
 from container.models import files as model_files
 from container.models import tokenizer_files
+from container.models.errors import ModelNotAvailable
 from container.models.files.bundled import BUNDLED_MODEL
 from container.models.files.folder import folder_problem, weights_problem
 from container.run.launch import remote_code_allowed
@@ -28,7 +29,7 @@ from engines.config import EngineConfig, MpiEngineConfig, PythonEngineConfig
 from lmi_server.config import LmiConfig, ModelSource
 from lmi_server.properties.loader import examine
 
-_MOST_DIFFERENCE = 1.5
+_MAX_DIFFERENCE = 1.5
 """Accepted ratio between parameter counts of files and config.json. Some tensors are stored twice or unused."""
 Locate = Callable[[ModelSource], Path | None]
 
@@ -60,7 +61,8 @@ def check(
 
     allow_remote_code: allow code that comes with the model, as LMI_ALLOW_REMOTE_CODE=true in `environ` does.
     locate: finds a model's files on this disk; cheap, and opens no connection.
-    describe: finds config.json, and possibly weight headers, of a model that is not on this disk.
+    describe: finds config.json, and possibly weight headers, of a model that is not on this disk. May raise
+        ModelNotAvailable.
     length: tokens per request, to predict the number of concurrent requests; defaults to option.max_model_len.
     source: location of the model on this machine or in S3, if it is not that of the configuration.
     """
@@ -81,13 +83,12 @@ def check(
     else:
         config = found.loaded.config
         config = replace(config, source=source or config.source)
-        folder = locate(config.source) if config.handler is None else None
-        config_folder = folder or (describe(config.source) if config.handler is None else None)
         allowed = allow_remote_code or remote_code_allowed(environ)
-        plan = _decide(report, config, folder, config_folder, target.machine, allowed)
-        if config_folder is not None and plan is not None:
-            _predict(report, plan.config, config, config_folder, target.divided(plan.copies), length)
-        _judge(report, plan, config, folder, config_folder, target)
+        try:
+            plan = _check_model(report, config, locate, describe, target, allowed, length)
+        except OSError as error:
+            report.unreadable = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            report.reasons += (report.unreadable,)
         # The head of the report names the folder, so sources are relative to it.
         report.values = tuple(
             decided(replace(value, source=value.source.removeprefix(f"{found.folder}/")), plan)
@@ -95,6 +96,30 @@ def check(
         )
     report.lines = tuple(explain_lines(found, plan))
     return report
+
+
+def _check_model(
+    report: CheckReport,
+    config: LmiConfig,
+    locate: Locate,
+    describe: Locate,
+    target: ServingTarget,
+    allow_remote_code: bool,
+    length: int | None,
+) -> Resolved | None:
+    """Resolve the configuration for its model, predict what it needs, and judge the target."""
+    folder = locate(config.source) if config.handler is None else None
+    config_folder = folder
+    if folder is None and config.handler is None:
+        try:
+            config_folder = describe(config.source)
+        except ModelNotAvailable as error:
+            report.unreadable = report.unknown = str(error)
+    plan = _decide(report, config, folder, config_folder, target.machine, allow_remote_code)
+    if config_folder is not None and plan is not None:
+        _predict(report, plan.config, config, config_folder, target.divided(plan.copies), length)
+    _judge(report, plan, config, folder, config_folder, target)
+    return plan
 
 
 def _decide(
@@ -161,7 +186,7 @@ def _predict(
         report.memory = predict_dynamic(engine, folder, model, target, length)
     report.start = predict_start(config, folder, model, target)
     held, described = count_parameters(folder), model.weight_bytes(1)
-    if held and not 1 / _MOST_DIFFERENCE < held / described < _MOST_DIFFERENCE:
+    if held and not 1 / _MAX_DIFFERENCE < held / described < _MAX_DIFFERENCE:
         report.warnings += (
             f"the weight files hold {held:,} parameters, but config.json describes {described:,}: they may belong to"
             " different models",
@@ -186,7 +211,7 @@ def _judge(
             report.reasons += (shortage,)
         else:
             report.warnings += (shortage,)
-    if folder is None and config.handler is None and not report.reasons:
+    if folder is None and config.handler is None and not (report.reasons or report.unknown):
         if config_folder is not None:
             report.notes += ("the model's files are not on this disk, so they were not checked",)
         elif model_files.is_fetched(config.source):

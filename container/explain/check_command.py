@@ -52,8 +52,9 @@ def check(
     concurrent requests and start-up time.
     In a folder of several models, each model is checked as if it were alone.
     Exit codes: 0 the file is valid; 1 it is not; 2 the command line is not; 3 the named hardware cannot serve the
-    model, or nothing can be predicted for it because the model is not on this disk. Several models: 1 if any file is
-    not valid, else 3 if any cannot be served.
+    model, or nothing can be predicted for it because the model is not on this disk; 4 the model's files cannot be
+    read, on this disk or with --remote. Several models: 1 if any file is not valid, else 4 if any model cannot be read,
+    else 3 if any cannot be served.
     """
     environ = launch.environment()
     examine = partial(
@@ -76,9 +77,10 @@ def check(
 def named_target(instance: str | None, device: str | None, count: int | None) -> ServingTarget | None:
     """Return the hardware named on the command line, or None for this machine. Raises click.UsageError."""
     if instance and (device or count):
-        raise click.UsageError("--instance already sets the devices: remove --device and --count")
+        wrong = "--device" if device else "--count"
+        raise click.UsageError(f"{wrong}: not supported with --instance, which sets the devices")
     if count and not device:
-        raise click.UsageError("--count requires --device")
+        raise click.UsageError("--count: requires --device")
     if count and device and device.lower() == CPU.lower():
         raise click.UsageError(f"--count: not supported with --device {CPU}")
     try:

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 import click
 
 from engines.models.architectures import ARCHITECTURES
-from engines.models.foreign.description import unsupported_reason
-from engines.models.foreign.sources import causal_architectures, find_source, generating_architectures
-from engines.models.foreign.split import why_not_split
+from engines.models.transformers_backend.description import unsupported_reason
+from engines.models.transformers_backend.sources import (
+    causal_architectures,
+    find_source,
+    generating_architectures,
+)
+from engines.models.transformers_backend.split import why_not_split
 
 _WAYS = {
     "lmi": "engine=MPI, implemented by this server",
@@ -39,10 +43,10 @@ def known_models() -> Iterator[KnownModel]:
     for name in sorted(ARCHITECTURES):
         yield KnownModel(name, "lmi", "any")
     for name in sorted(generating_architectures().difference(ARCHITECTURES)):
-        yield _foreign(name)
+        yield _transformers_model(name)
 
 
-def _foreign(name: str) -> KnownModel:
+def _transformers_model(name: str) -> KnownModel:
     model_type = causal_architectures().get(name)
     if model_type is None:
         return KnownModel(name, "Python", note="it has an encoder")

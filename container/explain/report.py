@@ -16,7 +16,7 @@ from lmi_server.values.show import one_line
 _WIDTH = 110
 _MAX_VALUE = 48
 _INDENT = " " * 9
-EXIT_OK, EXIT_INVALID_FILE, EXIT_CANNOT_SERVE = 0, 1, 3
+EXIT_OK, EXIT_INVALID_FILE, EXIT_CANNOT_SERVE, EXIT_UNREADABLE_MODEL = 0, 1, 3, 4
 """Exit codes. Click exits with 2 when the command line is wrong."""
 
 
@@ -42,7 +42,7 @@ class CheckReport:
     values: tuple[EffectiveValue, ...] = ()
     """Empty if the file is not valid."""
     model: str = ""
-    """Where the model is, and whether it is available; empty if the file is not valid."""
+    """Where the model is, and whether it is available; empty if the file is not valid or the model cannot be read."""
     memory: MemoryPrediction | None = None
     """None if the model or the memory is unknown."""
     start: StartPrediction | None = None
@@ -55,6 +55,8 @@ class CheckReport:
     """Reasons why the target cannot serve the model; empty if it can, or if that is unknown."""
     unknown: str = ""
     """Why nothing is known about the model, so that it was not checked; empty if it was."""
+    unreadable: str = ""
+    """Why the model's files could not be read, such as a network error; empty if they could."""
     named: bool = False
     """Whether the command line names the hardware."""
 
@@ -67,9 +69,11 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        """0 for a valid configuration, even if this machine cannot serve it. Named hardware must be able to."""
+        """0 for a valid file and a readable model, even if this machine cannot serve it. Named hardware must."""
         if self.problems:
             return EXIT_INVALID_FILE
+        if self.unreadable:
+            return EXIT_UNREADABLE_MODEL
         return EXIT_CANNOT_SERVE if self.named and not self.can_serve else EXIT_OK
 
     def as_object(self) -> dict[str, Any]:
@@ -97,7 +101,11 @@ class CheckReport:
         if self.advice:
             parts += ["", "On SageMaker", *(line for text in self.advice for line in _wrapped(text, "  "))]
         parts.append("")
-        for label, texts in (("note", self.notes), ("warning", self.warnings), ("error", self.problems)):
+        errors = (
+            *self.problems,
+            *([f"the model cannot be read: {self.unreadable}"] if self.unreadable else ()),
+        )
+        for label, texts in (("note", self.notes), ("warning", self.warnings), ("error", errors)):
             parts += [f"{label}: {text}" for text in texts]
         return "\n".join([*parts, self.verdict])
 
@@ -119,7 +127,8 @@ class SeveralReports:
     @property
     def exit_code(self) -> int:
         codes = {report.exit_code for report in self.models.values()}
-        return next((code for code in (EXIT_INVALID_FILE, EXIT_CANNOT_SERVE) if code in codes), EXIT_OK)
+        by_rank = (EXIT_INVALID_FILE, EXIT_UNREADABLE_MODEL, EXIT_CANNOT_SERVE)
+        return next((code for code in by_rank if code in codes), EXIT_OK)
 
     def to_json(self) -> str:
         """Return one JSON object: `models` by name, and `exit_code`."""

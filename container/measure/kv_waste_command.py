@@ -10,7 +10,7 @@ import click
 
 from container.measure.bench.options import count_option
 from container.measure.kv_waste import ALLOCATIONS, AllocationResult, WasteLoad, measure_waste
-from container.measure.output import Table, json_option, show, write_json
+from container.measure.output import Table, json_option, publish
 from container.progress import view_for
 
 _MAX_TOKENS = 1 << 20
@@ -83,8 +83,8 @@ def kv_waste(
         f"{requests} requests: {prompt_tokens} tokens in, {statistics.fmean(load.output_lengths()):.0f} out on average,"
         f" at most {max_new_tokens}; {pool_tokens} slots, blocks of {block_size}, seed {seed}"
     )
-    show([Table(title, _COLUMNS, tuple(map(_row, results)))], _NOTES, json_path)
-    write_json({"load": load, "results": results}, json_path)
+    table = Table(title, _COLUMNS, tuple(map(_row, results)))
+    publish([table], _NOTES, {"load": load, "results": results}, json_path)
 
 
 def _row(result: AllocationResult) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -12,12 +13,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from container.measure.stoppable import uninterrupted
 
 _WIDTH = 140
 """Characters per line if the output is not a terminal."""
@@ -69,9 +72,48 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def show(tables: Iterable[Table], lines: Iterable[str | Text], json_path: Path | None) -> None:
-    """Print tables, then lines, to stdout, or to stderr if the JSON goes to stdout."""
-    console = Console(file=sys.stderr if str(json_path) == "-" else sys.stdout)
+def publish(
+    tables: Iterable[Table],
+    lines: Iterable[str | Text],
+    values: Any,
+    json_path: Path | None,
+    *writers: Callable[[], str | None],
+) -> None:
+    """Write the files of a finished measurement, then print its results.
+
+    The files come first, because stdout may be gone: `less` was quit, or the terminal was closed. A file that cannot be
+    written does not prevent the others, nor does a stop signal. If the JSON goes to stdout, all else goes to stderr.
+
+    values: the JSON. writers: each writes another file, and may return a line to print.
+
+    Raises:
+        click.ClickException: files cannot be written. The message has all errors.
+        OSError: stdout or stderr is gone. `lmi` exits with code 1.
+    """
+    to_stdout = str(json_path) == "-"
+    if json_path is not None and not to_stdout:
+        writers = (functools.partial(_write_json, values, json_path), *writers)
+    written, errors = list[str | None](), list[str]()
+    with uninterrupted():
+        for write in writers:
+            try:
+                written.append(write())
+            except click.ClickException as error:
+                errors.append(error.message)
+    try:
+        if to_stdout:
+            click.echo(_json_text(values))
+        show(tables, lines, sys.stderr if to_stdout else None)
+        for line in filter(None, written):
+            click.echo(line, err=True)
+    finally:
+        if errors:
+            raise click.ClickException("\n".join(errors))
+
+
+def show(tables: Iterable[Table], lines: Iterable[str | Text], file: TextIO | None = None) -> None:
+    """Print tables, then lines, to `file` or else stdout."""
+    console = Console(file=file)
     if not console.is_terminal:
         console.width = _WIDTH
     for table in tables:
@@ -98,21 +140,6 @@ def require_writable(*paths: Path | None) -> None:
             raise click.UsageError(f"{path}: cannot be written")
 
 
-def write_all(*writers: Callable[[], object]) -> None:
-    """Write the files of a finished measurement. A file that cannot be written does not prevent the others.
-
-    Raises click.ClickException with all errors.
-    """
-    errors = []
-    for write in writers:
-        try:
-            write()
-        except click.ClickException as error:
-            errors.append(error.message)
-    if errors:
-        raise click.ClickException("\n".join(errors))
-
-
 @contextlib.contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
     """Raise click.ClickException if the file of an option cannot be written."""
@@ -122,16 +149,14 @@ def writing(option: str, path: Path) -> Iterator[None]:
         raise click.ClickException(f"{option}: cannot write {path}: {error.strerror}") from error
 
 
-def write_json(values: Any, json_path: Path | None) -> None:
-    """Write `values` as JSON if the user asked for it. Raises click.ClickException if the file cannot be written."""
-    if json_path is None:
-        return
-    text = json.dumps(plain_json(values), indent=1)
-    if str(json_path) == "-":
-        click.echo(text)
-        return
+def _json_text(values: Any) -> str:
+    return json.dumps(plain_json(values), indent=1)
+
+
+def _write_json(values: Any, json_path: Path) -> None:
+    """Raises click.ClickException if the file cannot be written."""
     with writing("--json", json_path):
-        json_path.write_text(text + "\n", encoding="utf-8")
+        json_path.write_text(_json_text(values) + "\n", encoding="utf-8")
 
 
 def write_csv(header: Sequence[str], rows: Iterable[Sequence[Any]], csv_path: Path | None) -> None:

@@ -14,11 +14,12 @@ import click
 from container.explain.resolve import CannotServe, resolve
 from container.machine import detect
 from container.measure.bench.options import count_option
-from container.measure.output import Table, json_option, show, write_json
+from container.measure.output import Table, json_option, publish
 from container.models import files as model_files
 from container.progress import view_for
 from container.run import launch
 from container.run.launch import RuntimePaths
+from container.run.processes import bound
 from container.run.runtime_folder import runtime_folder
 from engines.config import MpiEngineConfig
 from lmi_server.properties import loader
@@ -57,8 +58,7 @@ def profile(path: str, sequences: int, context: int, repeats: int, json_path: Pa
     )
     header = ("part", "one sequence", f"{sequences} sequences", f"chunk of {chunk}")
     notes = ["python: time outside native operations, including preparing the step."]
-    show([Table(title, header, tuple(rows))], notes, json_path)
-    write_json({"kernels": kernels, "steps": steps}, json_path)
+    publish([Table(title, header, tuple(rows))], notes, {"kernels": kernels, "steps": steps}, json_path)
 
 
 def _engine_config(path: str, sequences: int) -> tuple[MpiEngineConfig, int | None]:
@@ -105,7 +105,7 @@ def _run(config: MpiEngineConfig, shapes: list[tuple[int, int, int]], repeats: i
             *("--shapes", " ".join(",".join(map(str, shape)) for shape in shapes), "--repeats", str(repeats)),
         ]
         environment = launch.engine_environment(launch.environment(), config, paths)
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(bound(command), env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise click.ClickException("the engine failed; its error is above")
     return [json.loads(line) for line in done.stdout.splitlines()]

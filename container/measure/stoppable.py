@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,3 +25,15 @@ def stoppable(message: str) -> Iterator[None]:
     except StopRequested:
         click.echo(message, err=True)
         sys.exit(STOPPED)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore stop signals in the block."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,6 +1,7 @@
 """`lmi serve`, from start to shutdown.
 
-properties -> model files -> decisions for this machine -> listening socket -> engine -> gunicorn -> ready -> shutdown.
+properties -> listening socket -> model files -> decisions for this machine -> engine -> gunicorn -> ready -> shutdown.
+Until gunicorn starts, `EarlyAnswers` answers requests.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from container.models import tokenizer_files
 from container.progress import ProgressView
 from container.run import announce, launch, mpi, packages
 from container.run.control import EngineControl
+from container.run.early_answers import EarlyAnswers
 from container.run.engine_copy import EngineCopy
 from container.run.launch import RuntimePaths
 from container.run.processes import Child
@@ -79,39 +81,77 @@ def serve(options: ServeOptions, environ: Mapping[str, str], view: ProgressView,
     machine = detect(environ)
     if reasons := obstacles(loaded.config, machine):
         raise CannotServe("; ".join(reasons))
-    model_path = model_files.obtain(loaded.config.source, view) if _needs_model(loaded.config) else None
-    resolved = resolve(loaded.config, model_path, machine, options.allow_remote_code)
+    with listen(options.host, options.port) as listener:
+        address = launch.base_url(*listener.getsockname()[:2])
+        view.say(f"listening on {address}; /ping returns 503 until the server is ready")
+        with EarlyAnswers(listener) as answers:
+            prepared = _prepare(options, loaded.config, environ, machine, view, answers)
+        before = {"configuration and model files": time.monotonic() - started}
+        model_path = prepared.model_path
+        with (
+            nullcontext() if model_path is None else model_files.in_use(model_path),
+            runtime_folder() as folder,
+        ):
+            paths = RuntimePaths(folder)
+            _write_configs(paths, loaded.config, prepared, machine, admin_token_digest)
+            has_formatter = prepared.formatter is not None
+            run = _Run(
+                prepared.engine, prepared.copies, has_formatter, paths, environ, machine, view, signals
+            )
+            return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What the processes of a server need."""
+
+    engine: EngineConfig
+    """Configuration of each copy's engine."""
+    copies: int
+    formatter: HandlerEngineConfig | None
+    """Configuration of the processes that run a user's formatters."""
+    model_path: Path | None
+    """Folder with the model's files; None if only the user's handler knows it."""
+    tokenizer_path: Path | None
+    """Folder with the tokenizer; None with a handler."""
+
+
+def _prepare(
+    options: ServeOptions,
+    config: LmiConfig,
+    environ: Mapping[str, str],
+    machine: Machine,
+    view: ProgressView,
+    answers: EarlyAnswers,
+) -> _Prepared:
+    """Prepare the model's files and a user's packages, and resolve open options.
+
+    Raises: CannotServe, ModelNotAvailable, BadVariable.
+    """
+    model_path = tokenizer_path = None
+    if _needs_model(config):
+        is_fetched = model_files.is_fetched(config.source)
+        answers.reason = f"the model is being {'downloaded' if is_fetched else 'prepared'}"
+        model_path = model_files.obtain(config.source, view)
+    resolved = resolve(config, model_path, machine, options.allow_remote_code)
     for note in resolved.notes:
         view.say(f"note: {note}")
-    tokenizer_path = None
-    config, formatter = resolved.config, resolved.formatter
-    user = loaded.config.handler or loaded.config.formatter
+    engine, formatter = resolved.config, resolved.formatter
+    user = config.handler or config.formatter
     if user is not None:
+        answers.reason = "the packages of requirements.txt are being installed"
         python = packages.interpreter(user, launch.cache_dir(environ), environ, view)
-        if isinstance(config, HandlerEngineConfig):
+        if isinstance(engine, HandlerEngineConfig):
             visible = environ.get(launch.VISIBLE_GPUS)
-            gpus = launch.worker_gpus(visible, machine.gpu_count, config.parallel.tp_size)
-            config = with_worker_settings(config, python, gpus)
+            gpus = launch.worker_gpus(visible, machine.gpu_count, engine.parallel.tp_size)
+            engine = with_worker_settings(engine, python, gpus)
         formatter = with_worker_settings(formatter, python) if formatter is not None else None
-    if loaded.config.handler is None and model_path is not None:
+    if config.handler is None and model_path is not None:
+        answers.reason = "the tokenizer is being converted"
         tokenizer_path = tokenizer_files.obtain(
-            model_path, launch.cache_dir(environ), environ, view, loaded.config.source.load_format
+            model_path, launch.cache_dir(environ), environ, view, config.source.load_format
         )
-    prepared = time.monotonic()
-    with (
-        nullcontext() if model_path is None else model_files.in_use(model_path),
-        listen(options.host, options.port) as listener,
-        runtime_folder() as folder,
-    ):
-        paths = RuntimePaths(folder)
-        copies = resolved.copies
-        places = places_per_copy(config, launch.web_workers(machine.cpu_count))
-        _write_configs(
-            paths, loaded.config, config, copies, places, formatter, tokenizer_path, admin_token_digest
-        )
-        run = _Run(config, copies, formatter is not None, paths, environ, machine, view, signals)
-        before = {"configuration and model files": prepared - started}
-        return run.until_end(listener, loaded.config.options.model_loading_timeout, started, before)
+    return _Prepared(engine, resolved.copies, formatter, model_path, tokenizer_path)
 
 
 def with_worker_settings(
@@ -128,7 +168,8 @@ def _needs_model(config: LmiConfig) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the listening socket, before the model is loaded, to detect a port in use early. Raises CannotListen."""
+    """Open the listening socket, before the model is prepared: a port in use is noticed early, and platforms expect a
+    server to accept connections soon. Raises CannotListen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=4096)
@@ -149,15 +190,9 @@ def _listen_problem(number: int, host: str, port: int) -> str:
 
 
 def _write_configs(
-    paths: RuntimePaths,
-    config: LmiConfig,
-    engine: EngineConfig,
-    copies: int,
-    places: int,
-    formatter: HandlerEngineConfig | None,
-    tokenizer_path: Path | None,
-    admin_token_digest: str,
+    paths: RuntimePaths, config: LmiConfig, prepared: _Prepared, machine: Machine, admin_token_digest: str
 ) -> None:
+    engine, copies, formatter = prepared.engine, prepared.copies, prepared.formatter
     web = WebConfig(
         server=config.server,
         engine=engine.engine,
@@ -165,8 +200,8 @@ def _write_configs(
         max_model_len=engine.model.max_model_len,
         engines=tuple((each.engine_address, str(each.status)) for each in paths.copies(copies)),
         prefix_caching=isinstance(engine, MpiEngineConfig) and engine.cache.prefix_caching,
-        places_per_copy=places,
-        tokenizer_path=str(tokenizer_path or ""),
+        places_per_copy=places_per_copy(engine, launch.web_workers(machine.cpu_count)),
+        tokenizer_path=str(prepared.tokenizer_path or ""),
         hub_id=model_files.hub_id(config.source),
         formatter_address=paths.formatter.engine_address if formatter else "",
         formatter_status=str(paths.formatter.status) if formatter else "",
@@ -191,7 +226,7 @@ def places_per_copy(config: EngineConfig, web_workers: int) -> int:
     batch size changes.
     """
     if isinstance(config, MpiEngineConfig):
-        return max(1, config.scheduler.settings.num_places // web_workers)
+        return max(1, config.scheduler.settings.max_running // web_workers)
     return max(1, config.batching.batch_size // web_workers)
 
 
@@ -238,7 +273,6 @@ class _Run:
             web = self._start_web(listener, launch.web_connections(open_files))
             # From now on only gunicorn listens: once it stops, connections are refused instead of waiting.
             listener.close()
-            self.view.say(f"the engine is starting; {address}/ping returns 503 until it is ready")
             before["starting processes"] = time.monotonic() - started - sum(before.values())
             first = copies[0]
 

@@ -50,7 +50,7 @@ class CopyEngine(Engine, Protocol):
     """An engine that can send its outputs to a stream shared with other engines."""
 
     num_restarts: int
-    """How often a restarted engine, with an empty cache, has replaced the one before."""
+    """Number of restarts of the engine. After each, its cache is empty."""
 
     def submit_to(self, stream: ClientStream[RequestOutput], *requests: Request) -> None:
         """Submit requests like `submit`, with outputs to this stream."""
@@ -168,9 +168,13 @@ class ReplicaSet:
 
     def _change_settings(self, changes: Mapping[str, SettingValue], timeout: float) -> SchedulerReply | None:
         if idle := [str(copy.number + 1) for copy in self._replicas if not copy.engine.health().ready]:
+            *others, last = idle
+            which, verb = (
+                (f"copies {', '.join(others)} and {last}", "are") if others else (f"copy {last}", "is")
+            )
             raise Unavailable(
-                f"copy {' and '.join(idle)} of {len(self._replicas)} is not ready; settings must change in all copies"
-                " at once: try again"
+                f"{which} of {len(self._replicas)} {verb} not ready; settings can only be changed in all copies"
+                " together: try again"
             )
         before: list[SchedulerSettings] = []
         for reply in self._call_all(lambda engine: engine.configure_scheduler({}, timeout)):
@@ -235,7 +239,7 @@ class ReplicaSet:
         return load
 
     def _call_all(self, call: Callable[[Engine], Result]) -> list[Result]:
-        """Call this with all engines at once, and return the results in order."""
+        """Call a function with all engines at once, and return the results in order."""
         greenlets = [gevent.spawn(call, copy.engine) for copy in self._replicas]
         gevent.joinall(greenlets, raise_error=True)
         return [greenlet.value for greenlet in greenlets]

@@ -51,8 +51,8 @@ class VocabParallelHead:
     comm: Communicator
     softcap: float | None = None
     """Soft cap: logits become cap * tanh(logit / cap)."""
-    screen: lmi_kernels.Screen | None = None
-    """int8 copy of the weight; None: `largest` is not supported."""
+    logit_bounds: lmi_kernels.LogitBounds | None = None
+    """Bounds of this rank's logits; None: `largest` is not supported."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Compute logits. hidden: [num_rows, hidden] -> [num_rows, vocab_size] on rank 0, None on other ranks."""
@@ -68,7 +68,7 @@ class VocabParallelHead:
         Returns: [num_rows, 2 * ranks] on rank 0, with the logit and its token id of each rank; None on other ranks.
         """
         first_id = self._shard(self.comm.rank).start
-        found = lmi_kernels.greedy_head(hidden, self.weight, self.screen, first_id, self.softcap)
+        found = lmi_kernels.greedy_head(hidden, self.weight, self.logit_bounds, first_id, self.softcap)
         return gather_columns(found, [2] * self.comm.world_size, self.comm)
 
     def _shard(self, rank: int) -> Shard:

@@ -46,9 +46,9 @@ class MoeMlp:
     router: lmi_kernels.LinearWeight
     experts: lmi_kernels.ExpertWeights
     top_k: int
-    renormalise: bool
+    renormalize: bool
     """Whether the routing weights of a token's experts are normalized to a sum of 1."""
 
     def __call__(self, x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
         scores = lmi_kernels.linear(x, self.router)
-        return lmi_kernels.experts(x, scores, self.experts, self.top_k, slots, self.renormalise)
+        return lmi_kernels.experts(x, scores, self.experts, self.top_k, slots, self.renormalize)

@@ -36,8 +36,8 @@ class Norm:
             return self._all(x), x
         if self.is_layer_norm:
             return lmi_kernels.add_layer_norms(x, residual, self.affines, self.eps)
-        normalised, residual = lmi_kernels.add_rms_norm(x, residual, self.affines[0][0], self.eps)
-        return (normalised,), residual
+        normalized, residual = lmi_kernels.add_rms_norm(x, residual, self.affines[0][0], self.eps)
+        return (normalized,), residual
 
     def _all(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.is_layer_norm:

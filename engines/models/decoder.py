@@ -61,7 +61,7 @@ class Decoder:
         """Compute hidden states before the final norm, of the step's `wanted_rows`.
 
         input_ids: [num_rows], int64 -> [num_wanted, hidden].
-        cache: also tells the number of layers to compute. For measurements, it has fewer than the model.
+        cache: its number of layers is the number to compute. For measurements, it has fewer than the model.
         """
         x, residual = self.embedding(input_ids, step.positions), None
         for layer in self.layers[: len(cache.layers)]:
@@ -74,7 +74,7 @@ class Decoder:
 
     @property
     def largest_logits(self) -> LargestLogits | None:
-        return None if self.head.screen is None else lambda hidden: self.head.largest(self.norm(hidden))
+        return None if self.head.logit_bounds is None else lambda hidden: self.head.largest(self.norm(hidden))
 
 
 def build_decoder(parts: Parts) -> Decoder:

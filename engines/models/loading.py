@@ -13,10 +13,10 @@ from engines.models.architectures import read_config
 from engines.models.config import ModelConfig
 from engines.models.decoder import Model, build_decoder
 from engines.models.dummy_weights import DummyWeights
-from engines.models.foreign.description import ForeignConfig
-from engines.models.foreign.description import describe as describe_foreign
 from engines.models.gguf_index import read_index
 from engines.models.parts import Parts
+from engines.models.transformers_backend.description import TransformersModelConfig
+from engines.models.transformers_backend.description import describe as describe_transformers
 from engines.models.weights import WeightReader, WeightSource
 from engines.parallel import Communicator
 from engines.registry import load
@@ -30,14 +30,14 @@ def describe(model: ModelSettings) -> ModelConfig:
         UnsupportedModel: the implementation that the settings select does not support the model.
     """
     folder = Path(model.path)
-    return describe_foreign(folder) if model.impl == "transformers" else read_config(folder)
+    return describe_transformers(folder) if model.impl == "transformers" else read_config(folder)
 
 
 def make_model(parts: Parts) -> Model:
     """Build the model. Raises `BadCheckpoint` if the weights do not match the description."""
-    if isinstance(parts.config, ForeignConfig):
+    if isinstance(parts.config, TransformersModelConfig):
         # Imported here because importing transformers takes seconds, and other models do not need it.
-        from engines.models.foreign.build import build
+        from engines.models.transformers_backend.build import build
 
         return build(parts)
     return build_decoder(parts)

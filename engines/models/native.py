@@ -54,11 +54,11 @@ class RecordedModel:
         max_tokens: int,
         max_logits: int,
         *,
-        screened: bool,
+        has_greedy_head: bool,
     ) -> None:
         """
-        max_tokens: most tokens in a step; max_logits: most rows per call of `logits`; screened: whether to record
-        `largest_logits`, which all ranks must do or none.
+        max_tokens: maximum tokens in a step; max_logits: maximum rows per call of `logits`; has_greedy_head: whether to
+        record `largest_logits`, which all ranks must do or none.
 
         Raises:
             NotRecorded: the model needs an operation that is not native.
@@ -68,7 +68,7 @@ class RecordedModel:
         hidden = self._forward.buffer
         self._logits = _record_head(model.logits, hidden, team, max_logits)
         self.largest_logits: LargestLogits | None = None
-        if screened and model.largest_logits is not None:
+        if has_greedy_head and model.largest_logits is not None:
             self.largest_logits = partial(
                 _run_head, _record_head(model.largest_logits, hidden, team, max_logits)
             )
@@ -153,5 +153,5 @@ def _run_head(head: Recording, places: torch.Tensor) -> torch.Tensor | None:
 
 def _rows(tensor: torch.Tensor) -> Rows:
     if not isinstance(tensor, Rows):
-        raise NotRecorded("a result that no operation gave")
+        raise NotRecorded("a result that no operation computed")
     return tensor

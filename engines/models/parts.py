@@ -163,7 +163,7 @@ def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]
         parts.weights.tied_rows(embedding_name, head_name, shard, shape) if tied else (None, read(head_name))
     )
     packed = parts.weights.pack(head)
-    screen = lmi_kernels.screen(head, packed)
+    logit_bounds = lmi_kernels.make_logit_bounds(head, packed)
     if table is None:  # read while the head is packed
         table = read(embedding_name)
     packed_table = packed if head is table else lmi_kernels.pack(table)
@@ -171,7 +171,7 @@ def vocabulary(parts: Parts) -> tuple[VocabParallelEmbedding, VocabParallelHead]
     norm = None if names.embedding_norm is None else parts.norm(parts.prefix + names.embedding_norm)
     scale = embedding_factor(config.embedding_scale, lookup)
     embedding = VocabParallelEmbedding(lookup, shard, comm, scale, _positions(parts), norm)
-    return embedding, VocabParallelHead(packed, config.vocab_size, comm, config.logit_softcap, screen)
+    return embedding, VocabParallelHead(packed, config.vocab_size, comm, config.logit_softcap, logit_bounds)
 
 
 def embedding_factor(scale: float | None, table: Table) -> float | None:
@@ -269,7 +269,7 @@ def _experts(parts: Parts, prefix: str, spec: ExpertsConfig) -> MoeMlp:
             [f"{each}.{down}.weight" for each in prefixes], middle, (hidden, width)
         )
     packed = lmi_kernels.pack_experts(gate_up, downs, weights.pack, parts.activation)
-    return MoeMlp(router, packed, spec.top_k, spec.renormalise)
+    return MoeMlp(router, packed, spec.top_k, spec.renormalize)
 
 
 def gate_up_rows(fused: torch.Tensor, part: Shard) -> torch.Tensor:

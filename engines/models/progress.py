@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-_LEAST_SECONDS = 5.0
+_MIN_INTERVAL_SECONDS = 5.0
 _FACTOR = 1.25
 """Ratio of the times of two consecutive log lines. An hour of loading logs 25 lines."""
 
@@ -20,7 +20,7 @@ class LoadProgress:
         self._clock = clock
         self._total = self._done = 0
         self._started = 0.0
-        self._next = _LEAST_SECONDS
+        self._next = _MIN_INTERVAL_SECONDS
 
     def start(self, total: int) -> None:
         """Start the clock. total: bytes to read."""
@@ -33,7 +33,7 @@ class LoadProgress:
         seconds = self._clock() - self._started
         if seconds < self._next and self._done < self._total:
             return
-        self._next = max(seconds + _LEAST_SECONDS, seconds * _FACTOR)
+        self._next = max(seconds + _MIN_INTERVAL_SECONDS, seconds * _FACTOR)
         logger.info(
             "weights: %.2f of %.2f GB read, %.2f GB/s",
             self._done / 1e9,

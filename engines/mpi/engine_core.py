@@ -127,7 +127,7 @@ class EngineCore:
             self.metrics.queue_time.observe(max(0.0, now - sequence.request.arrival_time))
             self.metrics.prompt_tokens += sequence.num_prompt_tokens
         if step is None and self._in_flight is None:
-            self._executor.lead(StepPlan(PlanKind.BEAT))
+            self._executor.run_on_all_ranks(StepPlan(PlanKind.BEAT))
             self._trace.flush(now, self._state)
             self._audit_when_idle()
             self._stopwatch.reset()
@@ -143,8 +143,8 @@ class EngineCore:
     def stop(self) -> None:
         """Stop all ranks. No request may be waiting or running. The results of a step in flight are dropped."""
         self._collect()
-        self._audit("at the end")
-        self._executor.lead(StepPlan(PlanKind.STOP))
+        self._audit("at shutdown")
+        self._executor.run_on_all_ranks(StepPlan(PlanKind.STOP))
         self._trace.flush(self._clock(), self._state)
         self._trace.close()
 
@@ -180,7 +180,7 @@ class EngineCore:
         step before."""
         rows = _rows(step)
         try:
-            result = self._lead(step, rows)
+            result = self._execute(step, rows)
         except StepFailed:
             return [*self._collect(), *self._halve(step, started)]
         if result.pending_tokens is not None and not result.pending_tokens.host_rows and not step.scored:
@@ -210,9 +210,9 @@ class EngineCore:
         self._record_step(in_flight.step, outputs, in_flight.started)
         return outputs
 
-    def _lead(self, step: Step, rows: list[SamplingRow]) -> StepResult:
+    def _execute(self, step: Step, rows: list[SamplingRow]) -> StepResult:
         targets = [_targets(*scored) for scored in step.scored]
-        return self._executor.lead(step.plan, targets, rows)
+        return self._executor.run_on_all_ranks(step.plan, targets, rows)
 
     def _complete(
         self, step: Step, rows: list[SamplingRow], result: StepResult, started: float
@@ -261,7 +261,7 @@ class EngineCore:
         for half in step.halves():
             rows = _rows(half)
             try:
-                result = self._lead(half, rows)
+                result = self._execute(half, rows)
             except StepFailed:
                 outputs += self._halve(half, started)
             else:

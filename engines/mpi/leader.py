@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput, SchedulerReply
+from engines.engine_socket import CHECK_SECONDS, EngineSocket
 from engines.errors import EngineError, Unavailable
-from engines.front import CHECK_SECONDS, Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.mpi.engine_core import EngineCore, ended_outputs
 from engines.mpi.scheduler.request_check import check_together
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.0015
 """Minimum time between two messages to a web process, per output of a step. Waking a stream costs the web process
 about 0.05 ms, on the cores that compute the next step."""
-_LONGEST_PAUSE_SECONDS = 0.05
+_MAX_PAUSE_SECONDS = 0.05
 """Upper limit of that time, so that readers see text arrive without a break."""
 
 
@@ -34,7 +34,7 @@ class Leader:
         self,
         core: EngineCore,
         info: EngineInfo,
-        front: Front,
+        socket: EngineSocket,
         board: StatusBoard,
         stopwatch: Stopwatch,
         clock: Callable[[], float] = time.monotonic,
@@ -42,7 +42,7 @@ class Leader:
         """clock: the same as the core's."""
         self._core = core
         self._info = info
-        self._front = front
+        self._socket = socket
         self._clock = clock
         self._board = board
         self._stopwatch = stopwatch
@@ -62,7 +62,7 @@ class Leader:
         core = self._core
         while self._deadline is None or (core.has_work and self._clock() < self._deadline):
             timeout = 0.0 if core.has_work else IDLE_BEAT_SECONDS
-            for client, message in self._front.receive(timeout):
+            for client, message in self._socket.receive(timeout):
                 self._handle(client, message)
             self._send(core.step(self._flush))
             self._stopwatch.stop("send")
@@ -77,13 +77,13 @@ class Leader:
                 if self._clients.get(request_id) == client:
                     self._abort(request_id, reason)
             case GetStats(token):
-                self._front.send(client, Reply(token, core.stats(self._info)))
+                self._socket.send(client, Reply(token, core.stats(self._info)))
             case ConfigureScheduler(token, changes):
                 try:
                     answer = SchedulerReply(core.configure(changes), {})
                 except InvalidSettings as error:
                     answer = SchedulerReply(core.settings, error.refused)
-                self._front.send(client, Reply(token, answer))
+                self._socket.send(client, Reply(token, answer))
             case Drain(seconds):
                 logger.info(
                     "draining: waiting at most %.0f s; unfinished requests: %d", seconds, len(self._clients)
@@ -98,13 +98,13 @@ class Leader:
             check_together(requests, self._core.settings)
         except EngineError as error:
             refusals = [RequestOutput.failed(request.id, error) for request in requests]
-            self._front.send(client, Outputs(refusals))
+            self._socket.send(client, Outputs(refusals))
             return
         for request in requests:
             try:
                 self._core.add(request)
             except EngineError as error:
-                self._front.send(client, Outputs([RequestOutput.failed(request.id, error)]))
+                self._socket.send(client, Outputs([RequestOutput.failed(request.id, error)]))
                 continue
             self._clients[request.id] = client
             self._unanswered.add(request.id)
@@ -129,7 +129,7 @@ class Leader:
             del clients[output.id]
             urgent = True
         now = self._clock()
-        pause = min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS * len(outputs))
+        pause = min(_MAX_PAUSE_SECONDS, _PAUSE_SECONDS * len(outputs))
         if urgent or now - self._sent_at >= pause:
             self._flush()
         self._drop_disconnected()
@@ -142,7 +142,7 @@ class Leader:
             for client in set(self._clients.values()):
                 self._unsent.setdefault(client, [])
         for client, batch in self._unsent.items():
-            if not self._front.send(client, Outputs(batch)):
+            if not self._socket.send(client, Outputs(batch)):
                 self._disconnected.add(client)
         self._unsent.clear()
 
@@ -164,4 +164,4 @@ class Leader:
             self._core.abort(request_id, AbortReason.SHUTDOWN)
         logger.info("drained; unfinished requests: %d", len(rest))
         self._core.stop()
-        self._front.close()
+        self._socket.close()

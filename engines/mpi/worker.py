@@ -1,4 +1,4 @@
-"""One rank of engine=MPI, run by `engines.start`. Rank 0 leads, the others follow.
+"""One rank of engine=MPI, run by `engines.start`. Rank 0 schedules steps; the others run the plans that it sends.
 
 Started by the supervisor, under mpirun when there are several ranks. Exits with 0 after a drain, otherwise with the
 cause on stderr and on the status board.
@@ -18,8 +18,8 @@ import torch
 
 from engines.config import MpiEngineConfig
 from engines.core import EngineInfo, Request, SamplingParams
+from engines.engine_socket import EngineSocket
 from engines.errors import RequestFailed, describe
-from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.metrics import EngineMetrics
 from engines.mpi.cache.block_manager import make_block_manager
@@ -49,7 +49,7 @@ class _Rank:
     executor: StepExecutor
     stopwatch: Stopwatch
     seconds: dict[str, float]
-    """Seconds of the startup, by part."""
+    """Seconds of the start-up, by part."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,9 +60,9 @@ def main(argv: list[str] | None = None) -> int:
         config = MpiEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
         rank = _start(config, board, arguments.status.parent)
         if rank.comm.rank == 0:
-            _lead(rank, board, arguments.address)
+            _serve(rank, board, arguments.address)
         else:
-            while rank.executor.follow():
+            while rank.executor.run_next_plan():
                 pass
         # CUDA graphs hold the group's communicator, whose destruction waits for them.
         rank.model.close()
@@ -90,7 +90,7 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
     comm = make_communicator(config.parallel.tp_size, device, runtime)
     ready = process_age()
     if device.type == "cpu" and (team := shared_team()) is not None:
-        team.show_alive_at(board.heartbeat_place(comm.rank))
+        team.show_alive_at(board.heartbeat_view(comm.rank))
     stopwatch = Stopwatch(time.perf_counter, show_alive=lambda: board.beat(comm.rank))
     model = load_model(config, comm, device, stopwatch)
     report = model.report
@@ -108,7 +108,7 @@ def _start(config: MpiEngineConfig, board: StatusBoard, runtime: Path) -> _Rank:
     return _Rank(config, device, comm, model, executor, stopwatch, seconds)
 
 
-def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
+def _serve(rank: _Rank, board: StatusBoard, address: str) -> None:
     config, cache = rank.config, rank.model.cache
     blocks = make_block_manager(
         cache.num_blocks,
@@ -129,10 +129,10 @@ def _lead(rank: _Rank, board: StatusBoard, address: str) -> None:
     # Loaded objects stay alive. Without the freeze, the garbage collector would scan them repeatedly while steps wait.
     gc.collect()
     gc.freeze()
-    front = Front(address)
+    socket = EngineSocket(address)
     board.set_state(EngineState.READY)
     logger.info("ready; seconds by part: %s", {part: round(value, 1) for part, value in seconds.items()})
-    Leader(core, _info(rank, seconds), front, board, rank.stopwatch).serve()
+    Leader(core, _info(rank, seconds), socket, board, rank.stopwatch).serve()
     board.set_state(EngineState.STOPPED)
 
 

@@ -16,10 +16,10 @@ import torch
 from engines.core import Request, RequestOutput
 from engines.errors import InvalidRequest, RequestFailed
 from engines.python.batch import BatchRow, CallStarted, Deliver, DynamicBatch
+from engines.python.heartbeat_hook import DeadlineReached, HeartbeatHook
 from engines.python.messages import BatchWaste
 from engines.python.model import LoadedModel
 from engines.python.padding import generate, padding_is_harmless
-from engines.python.pulse import DeadlineReached, Pulse
 from engines.python.rotary import reset_frequencies
 from engines.python.running import batch_timed_out
 from engines.python.steps import Steps
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class BatchRunner:
     """Runs one batch at a time."""
 
-    def __init__(self, model: LoadedModel, pulse: Pulse, batch_timeout: float) -> None:
+    def __init__(self, model: LoadedModel, heartbeat: HeartbeatHook, batch_timeout: float) -> None:
         """Test whether padding is harmless, which also runs the model before it is reported as ready.
 
         batch_timeout: limit of each call of `generate`, in seconds.
@@ -39,7 +39,7 @@ class BatchRunner:
         Raises: any error of the model.
         """
         self._model = model
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._batch_timeout = batch_timeout
         self._pads = model.takes_mask and padding_is_harmless(model)
         if not self._pads:
@@ -60,7 +60,7 @@ class BatchRunner:
             for group in self._groups(batch.rows):
                 self._run(batch, group)
         finally:
-            self._pulse.deadline = None
+            self._heartbeat.deadline = None
         return batch.waste
 
     def _check(self, row: BatchRow) -> RequestOutput | None:
@@ -119,11 +119,11 @@ class BatchRunner:
 
     def _try(self, batch: DynamicBatch, rows: Sequence[BatchRow]) -> bool:
         """Call `generate` once. Return False if it failed, possibly because of a single row."""
-        steps = Steps(batch, rows, self._pulse, self._model.is_encoder_decoder)
+        steps = Steps(batch, rows, self._heartbeat, self._model.is_encoder_decoder)
         try:
             batch.call_started([row.id for row in rows])
-            self._pulse.start_call(self._batch_timeout)
-            self._pulse.beat()
+            self._heartbeat.start_call(self._batch_timeout)
+            self._heartbeat.beat()
             self._generate(rows, steps)
         except DeadlineReached:
             unfinished = [row for row in rows if not row.ended]

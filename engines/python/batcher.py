@@ -58,10 +58,10 @@ class DynamicBatcher(Generic[Item]):
                 fill the queue. Their bodies count.
         """
         batch_size, max_waiting = self._config.batch_size, self._config.max_waiting
-        most = batch_size + max_waiting
-        if num_together > most:
+        max_together = batch_size + max_waiting
+        if num_together > max_together:
             raise TooManyOutputs(
-                f"given {num_together} outputs in one request; accepted: at most {most}, of which"
+                f"given {num_together} outputs in one request; accepted: at most {max_together}, of which"
                 f" {batch_size} run (batch_size) and {max_waiting} wait (job_queue_size)"
             )
         places = batch_size * self._num_free

@@ -11,36 +11,37 @@ import msgspec
 from engines.core import Request
 
 _MAX_KNOWN = 1024
-MAX_REQUEST_DEATHS = 2
+MAX_REQUEST_CRASHES = 2
 """Number of crashes after which a running request is blamed. At the last crash the request ran alone."""
 
 
 class CrashingRequests:
-    """The latest of these requests, by prompt and parameters. The seed is ignored: retries usually change it.
+    """The most recent crashing requests, keyed by prompt and parameters.
 
-    Crashes of equal requests count together, because a client may leave and send its request again.
+    The seed is ignored: retries usually change it. Crashes of equal requests count together, because a client may leave
+    and send its request again.
     """
 
     def __init__(self) -> None:
-        self._deaths: OrderedDict[bytes, int] = OrderedDict()
+        self._crashes: OrderedDict[bytes, int] = OrderedDict()
 
     def add(self, request: Request, was_alone: bool) -> bool:
         """Count a crash; return whether the request is to blame. Crashes with other requests count as one."""
         digest = _digest(request)
-        deaths = self._deaths.pop(digest, 0)
-        self._deaths[digest] = deaths = deaths + 1 if was_alone else max(deaths, 1)
-        if len(self._deaths) > _MAX_KNOWN:
-            self._deaths.popitem(last=False)
-        return was_alone and deaths >= MAX_REQUEST_DEATHS
+        crashes = self._crashes.pop(digest, 0)
+        self._crashes[digest] = crashes = crashes + 1 if was_alone else max(crashes, 1)
+        if len(self._crashes) > _MAX_KNOWN:
+            self._crashes.popitem(last=False)
+        return was_alone and crashes >= MAX_REQUEST_CRASHES
 
     def discard(self, request: Request) -> None:
         """Forget the crashes of a request that has completed."""
-        if self._deaths:
-            self._deaths.pop(_digest(request), None)
+        if self._crashes:
+            self._crashes.pop(_digest(request), None)
 
     def __contains__(self, request: Request) -> bool:
         """Return whether an equal request is to blame for crashes."""
-        return bool(self._deaths) and self._deaths.get(_digest(request), 0) >= MAX_REQUEST_DEATHS
+        return bool(self._crashes) and self._crashes.get(_digest(request), 0) >= MAX_REQUEST_CRASHES
 
 
 def _digest(request: Request) -> bytes:

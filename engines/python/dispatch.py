@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 from engines.config import PythonEngineConfig
 from engines.core import AbortReason, EngineInfo, Request, RequestOutput
+from engines.engine_socket import EngineSocket
 from engines.errors import InvalidRequest, RequestFailed, Unavailable
-from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.python.batcher import DynamicBatcher
-from engines.python.crashing_requests import MAX_REQUEST_DEATHS, CrashingRequests
+from engines.python.crashing_requests import MAX_REQUEST_CRASHES, CrashingRequests
 from engines.python.generating_process import GeneratingProcess
 from engines.python.messages import DISPATCHER, BatchDone, CallStarted, CannotLoad, Ready, StepDone
 from engines.python.metrics import BatchMetrics
-from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed, RequestLoop
+from engines.python.request_loop import MAX_CRASHES, REACTION_SECONDS, EngineFailed, RequestLoop
 from engines.python.running import RunningRequest, batch_timed_out
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Outputs, Submit, ToEngine
@@ -37,13 +37,13 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         info: EngineInfo,
         batcher: DynamicBatcher[Request],
         generator: GeneratingProcess,
-        front: Front,
+        socket: EngineSocket,
         board: StatusBoard,
         load_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         """generator: is ready already; load_seconds: duration of its start, from which a restart's limit follows."""
-        super().__init__(info, batcher, BatchMetrics(), front, board, clock)
+        super().__init__(info, batcher, BatchMetrics(), socket, board, clock)
         self._config = config
         self._generator = generator
         self._reload_timeout = 60.0 + 5 * load_seconds
@@ -56,7 +56,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._stuck_at: float | None = None
         """Time at which the generating process counts as stuck, in a batch or while it loads the model."""
         self._loading = False
-        self._deaths = 0
+        self._crashes = 0
         """Number of crashes while loading or idle since the latest batch."""
 
     def serve(self) -> None:
@@ -68,9 +68,9 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         self._board.beat(DISPATCHER)
         self._batcher.set_free(self._clock())
         self._set_state(EngineState.READY)
-        self._front.watch(self._generator.fileno())
+        self._socket.watch(self._generator.fileno())
         while not self._is_drained():
-            for client, message in self._front.receive(self._wait_seconds([self._stuck_at])):
+            for client, message in self._socket.receive(self._wait_seconds([self._stuck_at])):
                 self._handle(client, message)
             self._read_generator()
             if self._was_paused() and self._stuck_at is not None:
@@ -80,7 +80,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
             self._start_batch()
             self._board.beat(DISPATCHER)
         self._fail_unfinished()
-        self._front.unwatch(self._generator.fileno())
+        self._socket.unwatch(self._generator.fileno())
 
     # Messages from web processes and the supervisor
 
@@ -131,7 +131,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
                     case BatchDone(waste):
                         self._metrics.prompt_padding += waste.prompt_padding
                         self._metrics.ended_row_tokens += waste.ended_row_tokens
-                        self._deaths = 0
+                        self._crashes = 0
                         self._stuck_at = None
                         self._batcher.set_free(self._clock())
                     case Ready():
@@ -170,7 +170,7 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
         """
         logger.error("the generating process ended: %s; its batch had %d requests", how, len(self._running))
         had_batch = self._stuck_at is not None and not self._loading
-        self._deaths = 0 if had_batch else self._deaths + 1
+        self._crashes = 0 if had_batch else self._crashes + 1
         # Set the state before any error is sent: a client that retries at once must not find the server ready.
         self._set_state(EngineState.STARTING, f"the generating process is being restarted: {how}")
         # A request that left or finished was in the call too: its row may have been computed to the end.
@@ -186,15 +186,15 @@ class Dispatch(RequestLoop[Request, RequestOutput]):
                 each.request.id,
             )
         error = RequestFailed(
-            f"the generating process ended {MAX_REQUEST_DEATHS} times while running this request or an identical one,"
+            f"the generating process ended {MAX_REQUEST_CRASHES} times while running this request or an identical one,"
             " the last time with no other request; it is not run again"
         )
         self._send([RequestOutput.failed(each.request.id, error) for each in crashing])
         self._suspects.extend(self._running.values())
         self._running = {}
-        if self._deaths >= MAX_DEATHS:
+        if self._crashes >= MAX_CRASHES:
             raise EngineFailed(
-                f"the generating process ended {self._deaths} times, not caused by a request; the last time {how}"
+                f"the generating process ended {self._crashes} times, not caused by a request; the last time {how}"
             )
         self._batcher.set_busy()
         self._restart_process(self._generator)

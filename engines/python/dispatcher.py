@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from engines.config import PythonEngineConfig
 from engines.core import EngineInfo, Request
-from engines.front import Front
+from engines.engine_socket import EngineSocket
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.process import engine_arguments, process_age
 from engines.python.batcher import DynamicBatcher
@@ -65,11 +65,11 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
         batcher: DynamicBatcher[Request] = DynamicBatcher(config.batching)
         load_seconds = time.monotonic() - started
         logger.info("ready; seconds by part: %s", {k: round(v, 1) for k, v in info.load_seconds.items()})
-        front = Front(arguments.address)
+        socket = EngineSocket(arguments.address)
         try:
-            Dispatch(config, info, batcher, generator, front, board, load_seconds, time.monotonic).serve()
+            Dispatch(config, info, batcher, generator, socket, board, load_seconds, time.monotonic).serve()
         finally:
-            front.close()
+            socket.close()
     finally:
         generator.close()
 

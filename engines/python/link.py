@@ -18,11 +18,14 @@ from engines.wire import MAX_MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
+_CLOSE_SECONDS = 2.0
+"""Maximum seconds for the messages in an outbox to be sent."""
+
 Incoming = TypeVar("Incoming")
 
 
 class LinkClosed(Exception):
-    """The other end is gone, or sent what is not a message."""
+    """The peer closed the connection or sent an invalid message."""
 
 
 class Link(Generic[Incoming]):
@@ -36,7 +39,7 @@ class Link(Generic[Incoming]):
         return self._connection.fileno()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message; block while the socket is full. Drop it if the other end is gone, which `receive` reports."""
+        """Send a message; block while the socket is full. Drop it if the peer is gone, which `receive` reports."""
         with contextlib.suppress(ConnectionError):
             self._connection.send_bytes(msgspec.msgpack.encode(message))
 
@@ -44,8 +47,8 @@ class Link(Generic[Incoming]):
         """Return the next message, or None after `timeout` seconds without one. A timeout of None waits forever.
 
         Raises:
-            LinkClosed: the other end is gone and all its messages have been received, or it sent a message larger than
-                `MAX_MESSAGE_BYTES` or one that is not valid.
+            LinkClosed: the peer is gone and all its messages have been received, or it sent a message that is invalid
+                or larger than `MAX_MESSAGE_BYTES`.
         """
         try:
             if not self._connection.poll(timeout):
@@ -56,7 +59,7 @@ class Link(Generic[Incoming]):
         try:
             return self._decoder.decode(data)
         except msgspec.DecodeError as error:
-            logger.error("a message that is not valid, handled as the end of the connection: %s", error)
+            logger.error("invalid message; closing the connection: %s", error)
             raise LinkClosed from None
 
     def close(self) -> None:
@@ -75,9 +78,9 @@ class Outbox:
         self._messages.put(message)
 
     def close(self) -> None:
-        """Stop the thread. Requires that the other end is gone or has read all messages."""
+        """Stop the thread. It ends later if the other end is not gone and does not read."""
         self._messages.put(None)
-        self._thread.join()
+        self._thread.join(_CLOSE_SECONDS)
 
     def _send_all(self, link: Link[Incoming]) -> None:
         while (message := self._messages.get()) is not None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from engines.core import AbortReason, EngineInfo, RequestOutput, SchedulerReply
+from engines.engine_socket import CHECK_SECONDS, EngineSocket
 from engines.errors import EngineError, InvalidRequest, Unavailable
-from engines.front import CHECK_SECONDS, Front
 from engines.health import IDLE_BEAT_SECONDS, EngineState, StatusBoard
 from engines.invocations import InvocationOutput
 from engines.python.batcher import DynamicBatcher, HasId
@@ -20,7 +20,7 @@ from engines.wire import Abort, ConfigureScheduler, Drain, GetStats, Reply, ToCl
 
 logger = logging.getLogger(__name__)
 
-MAX_DEATHS = 3
+MAX_CRASHES = 3
 """Consecutive crashes of a worker process, with no request to blame, after which it is not restarted."""
 REACTION_SECONDS = 5.0
 """Seconds that a call may take to stop after its deadline. After that its process counts as stuck and is killed."""
@@ -47,14 +47,14 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
         info: EngineInfo,
         batcher: DynamicBatcher[RequestT],
         metrics: DispatcherMetrics,
-        front: Front,
+        socket: EngineSocket,
         board: StatusBoard,
         clock: Callable[[], float],
     ) -> None:
         self._info = info
         self._batcher = batcher
         self._metrics = metrics
-        self._front = front
+        self._socket = socket
         self._board = board
         self._clock = clock
         self._clients: dict[str, bytes] = {}
@@ -122,9 +122,9 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
                 if self._clients.get(request_id) == client:
                     self._abort(request_id, reason)
             case GetStats(token):
-                self._front.send(client, Reply(token, self._metrics.snapshot(self._info, self._gauges())))
+                self._socket.send(client, Reply(token, self._metrics.snapshot(self._info, self._gauges())))
             case ConfigureScheduler(token):
-                self._front.send(client, Reply(token, SchedulerReply(None, {})))
+                self._socket.send(client, Reply(token, SchedulerReply(None, {})))
             case Drain(seconds):
                 logger.info(
                     "draining: waiting at most %.0f s; unfinished requests: %d", seconds, len(self._clients)
@@ -143,9 +143,9 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
 
     def _restart_process(self, process: WorkerProcess[Any]) -> None:
         """Restart a process that is gone, and watch its new socket."""
-        self._front.unwatch(process.fileno())
+        self._socket.unwatch(process.fileno())
         process.restart()
-        self._front.watch(process.fileno())
+        self._socket.watch(process.fileno())
         self._metrics.restarts += 1
 
     def _send_all(self, outputs: Sequence[OutputT], finished: Sequence[str]) -> None:
@@ -171,7 +171,7 @@ class RequestLoop(ABC, Generic[RequestT, OutputT]):
 
     def _deliver(self, client: bytes, outputs: list[OutputT]) -> bool:
         """Send outputs as one message; return False when the client is gone."""
-        return self._front.send(client, self._message_type(outputs))
+        return self._socket.send(client, self._message_type(outputs))
 
     def _fail_unfinished(self) -> None:
         """Fail the requests that are unfinished at the end of the drain."""

@@ -9,8 +9,8 @@ from transformers import LogitsProcessorList
 
 from engines.core import SampledToken
 from engines.python.batch import BatchRow, DynamicBatch
+from engines.python.heartbeat_hook import HeartbeatHook
 from engines.python.processors import row_processors
-from engines.python.pulse import Pulse
 from engines.sampling.batch import SamplingRow
 from engines.sampling.report import report
 from engines.sampling.sampler import Sampler
@@ -20,13 +20,13 @@ class Steps:
     """The hooks of one call of `generate`: `choose` runs before its argmax, `advance` after it."""
 
     def __init__(
-        self, batch: DynamicBatch, rows: Sequence[BatchRow], pulse: Pulse, from_decoder: bool
+        self, batch: DynamicBatch, rows: Sequence[BatchRow], heartbeat: HeartbeatHook, from_decoder: bool
     ) -> None:
         """from_decoder: whether rows continue the decoder's start tokens instead of their prompts."""
         self.waste = batch.waste
         self._batch = batch
         self._rows = rows
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._from_decoder = from_decoder
         self._sampler: Sampler | None = None
         self._logits = torch.empty(0)
@@ -68,7 +68,7 @@ class Steps:
             if output is not None:
                 outputs.append(output)
         self._batch.deliver(outputs)
-        self._pulse.beat()
+        self._heartbeat.beat()
         return torch.tensor([row.ended for row in self._rows], device=input_ids.device)
 
     def _sample(self, logits: torch.Tensor, places: list[int]) -> None:

@@ -18,10 +18,10 @@ from engines.core import RequestOutput
 from engines.health import IDLE_BEAT_SECONDS, StatusBoard
 from engines.process import process_age
 from engines.python.batch_runner import BatchRunner
+from engines.python.heartbeat_hook import HeartbeatHook, clamp_positions
 from engines.python.link import Link
 from engines.python.messages import GENERATOR, BatchDone, CallStarted, Ready, Run, StepDone, ToGenerator
 from engines.python.model import load_model
-from engines.python.pulse import Pulse, clamp_positions
 from engines.python.worker_main import Serve, receive_forgotten_ids, run_worker
 from lmi_kernels.cpu import set_num_threads
 
@@ -43,10 +43,10 @@ def _load(arguments: argparse.Namespace, link: Link[ToGenerator]) -> Serve:
     set_num_threads(config.parallel.threads_per_rank, native=False)
     model = load_model(config)
     loaded = process_age()
-    pulse = Pulse(lambda: board.beat(GENERATOR), time.monotonic)
-    layers = pulse.attach(model.module)
+    heartbeat = HeartbeatHook(lambda: board.beat(GENERATOR), time.monotonic)
+    layers = heartbeat.attach(model.module)
     clamp_positions(model.module, config.model.max_model_len)
-    runner = BatchRunner(model, pulse, config.batching.batch_timeout)
+    runner = BatchRunner(model, heartbeat, config.batching.batch_timeout)
     seconds = {"imports": imported, "weights": loaded - imported, "warm-up": process_age() - loaded}
     logger.info("%s with %d layers is loaded", type(model.module).__name__, layers)
     name = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu"

@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 5.0
 """Maximum seconds between a process closing its socket and exiting."""
+_KILL_SECONDS = 2.0
+"""Maximum seconds to wait for a killed process. One that waits in the kernel, for a device or a disk, ends later."""
+_MAX_MESSAGES = 64
+"""Messages of a process to receive at a time. A process may send as fast as its dispatcher reads."""
 
 
 class WorkerProcessEnded(Exception):
@@ -46,13 +50,17 @@ class WorkerProcess(Generic[Incoming]):
         self._outbox.put(message)
 
     def receive(self, timeout: float) -> Iterator[Incoming]:
-        """Yield all messages that have arrived; wait at most `timeout` seconds for the first.
+        """Yield messages that have arrived; wait at most `timeout` seconds for the first.
+
+        If many have arrived, some are left for the next call, so that the caller can do other work.
 
         Raises:
             WorkerProcessEnded: the process is gone, and its last message has been yielded.
         """
         try:
-            while (message := self._link.receive(timeout)) is not None:
+            for _ in range(_MAX_MESSAGES):
+                if (message := self._link.receive(timeout)) is None:
+                    return
                 yield message
                 timeout = 0.0
         except LinkClosed:
@@ -63,10 +71,13 @@ class WorkerProcess(Generic[Incoming]):
         self.send(Forget(request_id))
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and to those that it has started. No state is lost. Idempotent."""
+        """Send SIGKILL to the process and to those that it has started, and wait for it briefly. Idempotent."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        try:
+            self._process.wait(_KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.error("%s, process %d, has been killed but has not ended", self._name, self._process.pid)
 
     def restart(self) -> None:
         """Start a new process in place of one that is gone."""

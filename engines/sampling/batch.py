@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from engines.core import SamplingParams
 
-SAMPLED_ROWS = 128
-"""Most rows that the host samples at once. Copies of more logits over a large vocabulary would take gigabytes."""
+MAX_SAMPLED_ROWS = 128
+"""Maximum rows that the host samples at once. Copies of more logits over a large vocabulary would take gigabytes."""
 
 
 class SamplingRow(NamedTuple):

@@ -22,7 +22,7 @@ class SamplingPlan:
         self.typical = [i for i in self.sampled if params[i].typical_p < 1.0]
         self.with_beams = [i for i in rows if params[i].num_beams > 1]
         self.restricted = [i for i in rows if params[i].bad_words or params[i].min_new_tokens > 0]
-        """Rows whose tokens may be banned, including a token whose logit is not finite."""
+        """Rows with bad words or `min_new_tokens`, in which a ban could hide a non-finite logit."""
         with_state = {i for i in rows if SequenceState.is_needed(params[i])}
         self.changed = sorted(with_state.union(self.typical, self.with_beams, self.restricted))
         """Rows whose logits change before tokens are chosen."""

@@ -9,7 +9,7 @@ import torch
 from engines.core import SampledToken, SamplingParams, TokenLogprobs
 from engines.sampling.adjustments import logit_bias, penalties
 from engines.sampling.bans import bans
-from engines.sampling.batch import SAMPLED_ROWS, SamplingBatch, SamplingRow, SequenceState
+from engines.sampling.batch import MAX_SAMPLED_ROWS, SamplingBatch, SamplingRow, SequenceState
 from engines.sampling.plan import SamplingPlan
 from engines.sampling.report import report
 from engines.sampling.typical_p import ban_truncated, typical_p
@@ -42,14 +42,14 @@ class Sampler:
         logits: [num_rows, vocab_size], any float dtype, row i for `rows[i]`, not changed. -inf bans a token.
         """
         tokens: list[SampledToken] = []
-        for start in range(0, len(rows), SAMPLED_ROWS):
-            part = rows[start : start + SAMPLED_ROWS]
+        for start in range(0, len(rows), MAX_SAMPLED_ROWS):
+            part = rows[start : start + MAX_SAMPLED_ROWS]
             params = [row.params for row in part]
             plan = self._plans.get(start)
             # Comparing the same objects is cheap: their fields are not read.
             if plan is None or params != plan.params:
                 plan = self._plans[start] = SamplingPlan(params, self._vocab_size, self._device)
-            tokens += self._sample(logits[start : start + SAMPLED_ROWS], part, plan)
+            tokens += self._sample(logits[start : start + MAX_SAMPLED_ROWS], part, plan)
         return tokens
 
     def forget(self, sequence_id: str) -> None:

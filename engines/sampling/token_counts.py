@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engines.sampling.batch import SamplingRow
-from lmi_kernels import MOST_COUNTED
+from lmi_kernels import MAX_TOKEN_COUNT
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -73,6 +73,6 @@ def _entries(row: SamplingRow, vocab_size: int) -> tuple[_Numbers, _Numbers]:
     inside = (ids >= 0) & (ids < vocab_size)
     in_output = np.arange(len(ids))[inside] >= row.num_prompt_tokens
     tokens, places = np.unique(ids[inside], return_inverse=True)
-    entries = 2 * np.bincount(places[in_output], minlength=len(tokens)).clip(max=MOST_COUNTED)
+    entries = 2 * np.bincount(places[in_output], minlength=len(tokens)).clip(max=MAX_TOKEN_COUNT)
     entries[places[~in_output]] |= 1
     return tokens, entries

@@ -10,9 +10,9 @@ import torch
 from engines.sampling.plan import SamplingPlan
 from lmi_kernels import nucleus_edge
 
-_LEAST_HEAT = 1e-30
+_MIN_TEMPERATURE = 1e-30
 """Minimum temperature: dividing by less would overflow fp32 logits."""
-_SMALLEST = torch.finfo(torch.float32).min
+_LOWEST_LOGPROB = torch.finfo(torch.float32).min
 _ENTROPY_UNIT = 2.0**56
 """Fixed-point unit of entropy. Entropy is at most log(vocab_size), below 2**4, so sums stay far below 2**63."""
 
@@ -40,11 +40,11 @@ def typical_p(logits: torch.Tensor, plan: SamplingPlan) -> None:
     rows = torch.tensor(plan.typical, device=logits.device)
     masses = [plan.params[i].typical_p for i in plan.typical]
     picked = logits[rows]
-    heated = picked / plan.temperature[rows].clamp(min=_LEAST_HEAT)[:, None]
-    logprobs = heated.log_softmax(dim=-1)
-    probabilities = heated.softmax(dim=-1)
+    scaled = picked / plan.temperature[rows].clamp(min=_MIN_TEMPERATURE)[:, None]
+    logprobs = scaled.log_softmax(dim=-1)
+    probabilities = scaled.softmax(dim=-1)
     # Clamped because -inf * 0 is NaN. Summed as integers, so that the order does not matter.
-    parts = logprobs.clamp(min=_SMALLEST).mul_(probabilities).mul_(-_ENTROPY_UNIT).to(torch.int64)
+    parts = logprobs.clamp(min=_LOWEST_LOGPROB).mul_(probabilities).mul_(-_ENTROPY_UNIT).to(torch.int64)
     entropy = (parts.sum(dim=-1, keepdim=True).double() / _ENTROPY_UNIT).float()
     nearness = logprobs.add_(entropy).abs_().neg_()
     edges, _ = nucleus_edge(

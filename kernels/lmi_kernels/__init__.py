@@ -9,7 +9,7 @@ from lmi_kernels.attention.rotary import rotary_
 from lmi_kernels.attention.store_kv import store_kv
 from lmi_kernels.attention.torch_attention import SequenceRows, attention
 from lmi_kernels.attention.varlen import varlen_attention
-from lmi_kernels.cpu.screen import Screen
+from lmi_kernels.cpu.logit_bounds import LogitBounds
 from lmi_kernels.elementwise.activate import Activation, activate
 from lmi_kernels.elementwise.activate_and_mul import activate_and_mul
 from lmi_kernels.elementwise.layer_norm import add_layer_norms, layer_norms
@@ -17,7 +17,7 @@ from lmi_kernels.elementwise.rms_norm import add_rms_norm, rms_norm
 from lmi_kernels.elementwise.scale import scale, softcap
 from lmi_kernels.linear.embedding import embedding
 from lmi_kernels.linear.experts import ExpertWeights, experts, pack_experts
-from lmi_kernels.linear.greedy_head import greedy_head, screen
+from lmi_kernels.linear.greedy_head import greedy_head, make_logit_bounds
 from lmi_kernels.linear.linear import (
     LinearWeight,
     gated_linear,
@@ -26,7 +26,7 @@ from lmi_kernels.linear.linear import (
     pack_copies,
 )
 from lmi_kernels.sampling.choose_tokens import choose_tokens
-from lmi_kernels.sampling.count_tokens import MOST_COUNTED, count_tokens_
+from lmi_kernels.sampling.count_tokens import MAX_TOKEN_COUNT, count_tokens_
 from lmi_kernels.sampling.likeliest import likeliest
 from lmi_kernels.sampling.nucleus import nucleus_edge
 from lmi_kernels.sampling.penalties import Penalties
@@ -37,15 +37,15 @@ from lmi_kernels.step_inputs import step_inputs
 from lmi_kernels.update_block_tables import update_block_tables
 
 __all__ = [
-    "MOST_COUNTED",
+    "MAX_TOKEN_COUNT",
     "Activation",
     "DecodePlan",
     "ExpertWeights",
     "LinearWeight",
+    "LogitBounds",
     "PagedSequences",
     "Penalties",
     "ScoreRules",
-    "Screen",
     "SequenceRows",
     "activate",
     "activate_and_mul",
@@ -64,6 +64,7 @@ __all__ = [
     "likeliest",
     "linear",
     "logit_thresholds",
+    "make_logit_bounds",
     "nucleus_edge",
     "pack",
     "pack_copies",
@@ -75,7 +76,6 @@ __all__ = [
     "row_logprobs",
     "runs_triton",
     "scale",
-    "screen",
     "softcap",
     "step_inputs",
     "store_kv",

@@ -32,7 +32,7 @@ except ImportError:
             return self
 
         def __getitem__(self, grid: Any) -> Any:
-            raise RuntimeError("Triton is not installed, or torch is a build for CPUs")
+            raise RuntimeError("Triton is not installed, or torch is a CPU build")
 
     triton = tl = _Missing()
 

@@ -7,7 +7,7 @@ A body is parsed into a `Call`: validated requests, one for each prompt, and a `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from flask import Blueprint
@@ -15,7 +15,7 @@ from flask import Blueprint
 from engines.base import Engine
 from engines.capabilities import Capabilities
 from engines.errors import Unavailable
-from engines.health import EngineState
+from engines.health import EngineState, Health
 from lmi_server.config import WebConfig
 from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import GenerationRequest, TextOutput
@@ -35,9 +35,13 @@ class ServerContext:
     metrics: Metrics
     bodies: Bodies
 
+    def health(self) -> Health:
+        """Return the health of the processes that requests need."""
+        return self.engine.health()
+
     def require_ready(self) -> None:
-        """Raise `Unavailable` unless the engine is ready."""
-        health = self.engine.health()
+        """Raise `Unavailable` unless these processes are ready."""
+        health = self.health()
         if health.state is not EngineState.READY:
             raise Unavailable(health.summary())
 
@@ -58,6 +62,14 @@ class ApiContext(ServerContext):
         """`formatter` if it rewrites answers."""
         formatter = self.formatter
         return formatter if formatter is not None and formatter.writes_answers else None
+
+    def health(self) -> Health:
+        """Return the health of the engine, or that of the formatters if only they are not ready."""
+        engine = self.engine.health()
+        if self.formatter is None or engine.state is not EngineState.READY:
+            return engine
+        formatter = self.formatter.health()
+        return engine if formatter.ready else replace(formatter, copies=engine.copies)
 
 
 class Reply(Protocol):

@@ -15,6 +15,7 @@ from lmi_server.errors import ErrorReply
 from lmi_server.generation.answer_text import Completion, TextOutput, TokenText
 from lmi_server.generation.formatter import Formatter
 from lmi_server.generation.generation import GenerationResult
+from lmi_server.generation.time_limit import TimeLimit
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.framing import JSON_LINES, SSE, SSE_DONE, Framing
 
@@ -25,13 +26,14 @@ _RECORD = re.compile(r"\{[^\n]*\}\n(?!\n)|.+?(?:\n\n|\Z)", re.DOTALL)
 class FormattedReply:
     """A reply with records rewritten by a user's formatter. Stateful: it keeps the tokens of each streamed answer."""
 
-    def __init__(self, call: Call, formatter: Formatter, client: ClientWatch) -> None:
-        """`call`: the call with the reply to rewrite."""
+    def __init__(self, call: Call, formatter: Formatter, client: ClientWatch, limit: TimeLimit) -> None:
+        """`call`: the call with the reply to rewrite; `limit`: the request's."""
         self._reply = reply = call.reply
         self._requests = call.requests
         self._parameters = call.parameters
         self._formatter = formatter
         self._client = client
+        self._limit = limit
         self._reads_tokens = True
         """Whether the formatter reads tokens. Known after its first response."""
         self._tokens: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -49,7 +51,7 @@ class FormattedReply:
                 for prompt in range(len(self._requests))
             ],
         }
-        values = self._formatter.rewrite_response(content, self._client).results
+        values = self._formatter.rewrite_response(content, self._client, self._limit).results
         if len(values) == 1 and isinstance(values[0], str):
             return msgspec.Raw(values[0].encode())
         return values if isinstance(body, list) or len(values) > 1 else values[0]
@@ -77,7 +79,8 @@ class FormattedReply:
     def _rewritten(self, frames: Sequence[str], answers: dict[str, Any]) -> list[str]:
         """Return the records in `frames`, or the tokens in `answers`, as the formatter rewrites them."""
         records = [msgspec.json.decode(frame.removeprefix(SSE.prefix)) for frame in frames]
-        rewritten = self._formatter.rewrite_response({"records": records, **answers}, self._client)
+        content = {"records": records, **answers}
+        rewritten = self._formatter.rewrite_response(content, self._client, self._limit)
         self._reads_tokens = rewritten.reads_tokens
         framing = SSE if frames and frames[0].startswith(SSE.prefix) else JSON_LINES
         if rewritten.reads_tokens:

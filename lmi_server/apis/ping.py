@@ -1,4 +1,7 @@
-"""`GET /ping` and `GET /health`: 200 while the engine, or at least one of its copies, is ready and makes progress."""
+"""`GET /ping` and `GET /health`: 200 while the engine, or at least one of its copies, is ready and makes progress.
+
+The processes of a user's formatters must be ready too.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def api(context: ServerContext) -> Blueprint:
     @blueprint.get("/ping")
     @blueprint.get("/health")
     def ping() -> Response:
-        health = context.engine.health()
+        health = context.health()
         copies = _copies(health)
         if health.ready:
             return json_response({"status": "Healthy", **copies})

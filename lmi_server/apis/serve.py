@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 from flask import Response, request
 
 from engines.errors import EngineError
+from lmi_server.apis.adapters import refuse_adapters
 from lmi_server.apis.base import ApiContext, Call, Parse
 from lmi_server.apis.formatted_reply import FormattedReply
 from lmi_server.apis.tenant import tenant_of
@@ -21,6 +23,7 @@ from lmi_server.generation.answer_text import TextOutput
 from lmi_server.generation.candidates import HttpRequest
 from lmi_server.generation.formatter import errors_of_returned_body
 from lmi_server.generation.generation import TextGeneration
+from lmi_server.generation.time_limit import TimeLimit
 from lmi_server.generation.turns import in_turns
 from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.http.framing import UNBUFFERED
@@ -42,15 +45,14 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     """
     record = current_record()
     context.require_ready()
+    refuse_adapters(request)
     tenant = tenant_of(request.headers)
-    with _read_body(context) as body:
+    with _read_body(context, record) as body:
         call = parse(context, body)
     del body  # it may be large
-    if context.output_formatter is not None:
-        client = ClientWatch.from_environ(request.environ)
-        call = replace(call, reply=FormattedReply(call, context.output_formatter, client))
+    http = _http_request(context, call, record, tenant)
     generation = TextGeneration(
-        _http_request(context, call, record, tenant),
+        http,
         call.requests,
         engine=context.engine,
         text=context.text,
@@ -59,7 +61,7 @@ def answer(context: ApiContext, parse: Parse) -> Response:
     )
     record.generation = generation
     try:
-        return _respond(call, generation, record)
+        return _respond(context, call, generation, record, http.limit)
     except BaseException:
         # This includes the shutdown of a worker: the engine must stop computing an answer that nobody receives.
         generation.close()
@@ -67,18 +69,18 @@ def answer(context: ApiContext, parse: Parse) -> Response:
 
 
 @contextmanager
-def _read_body(context: ApiContext) -> Iterator[dict[str, Any]]:
+def _read_body(context: ApiContext, record: RequestRecord) -> Iterator[dict[str, Any]]:
     """Read the body of the current request. A user's formatter may rewrite it.
 
     Raises `EngineError`, and `ClientDisconnected` if the client disconnects while the formatter runs.
     """
     formatter = context.formatter
     if formatter is not None and formatter.reads_bodies:
+        limit = TimeLimit(record.arrival_time, context.config.server.predict_timeout)
+        client = ClientWatch.from_environ(request.environ)
         with context.bodies.raw(request) as data:
-            body = formatter.rewrite_request(
-                data, dict(request.headers.items()), ClientWatch.from_environ(request.environ)
-            )
-            with errors_of_returned_body(is_header=request.headers.__contains__):
+            body = formatter.rewrite_request(data, dict(request.headers.items()), client, limit)
+            with errors_of_returned_body():
                 yield body
     else:
         with context.bodies.json_object(request) as body:
@@ -87,25 +89,37 @@ def _read_body(context: ApiContext) -> Iterator[dict[str, Any]]:
 
 def _http_request(context: ApiContext, call: Call, record: RequestRecord, tenant: str) -> HttpRequest:
     """Create the request. If the engine has its own timeout, the web process enforces only a timeout from the body."""
-    body_timeout = call.timeout
     by_engine = context.capabilities.enforces_timeout
+    limit = None
+    if call.timeout is not None:
+        limit = TimeLimit(record.arrival_time, call.timeout, "timeout")
+    elif not by_engine:
+        limit = TimeLimit(record.arrival_time, context.config.server.predict_timeout)
     return HttpRequest(
         id=record.id,
         arrival_time=record.arrival_time,
-        timeout=body_timeout
-        if body_timeout is not None or by_engine
-        else context.config.server.predict_timeout,
-        timeout_name="option.predict_timeout" if body_timeout is None else "timeout",
+        limit=limit,
         engine_enforces_deadline=not by_engine,
         tenant=tenant,
         priority=call.priority,
     )
 
 
-def _respond(call: Call, generation: TextGeneration, record: RequestRecord) -> Response:
+def _respond(
+    context: ApiContext,
+    call: Call,
+    generation: TextGeneration,
+    record: RequestRecord,
+    limit: TimeLimit | None,
+) -> Response:
     outputs = iter(generation)
     # Wait for the first output before sending a byte, so that a rejected request still gets its own status.
     first = next(outputs)
+    if context.output_formatter is not None:
+        client = ClientWatch.from_environ(request.environ)
+        # engine=Python counts the time from the start of the batch, which is not known here.
+        limit = limit or TimeLimit(time.monotonic(), context.config.server.predict_timeout)
+        call = replace(call, reply=FormattedReply(call, context.output_formatter, client, limit))
     if call.reply.streamed:
         response = Response(
             _stream(call, generation, first, outputs, record), content_type=call.reply.content_type

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from engines.core import Request
 from lmi_server.generation.answer_text import Completion, GenerationRequest
+from lmi_server.generation.time_limit import TimeLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +20,12 @@ class HttpRequest:
     """Created by the server. The ids of the engine's requests start with this id."""
     arrival_time: float
     """`time.monotonic()` at the arrival."""
-    timeout: float | None = None
-    """Seconds after the arrival at which the web process times out; None if only the engine enforces a limit."""
-    timeout_name: str = "option.predict_timeout"
-    """The option or field that sets `timeout`, for error messages."""
+    limit: TimeLimit | None = None
+    """The limit that the web process enforces; None if only the engine enforces one."""
     engine_enforces_deadline: bool = True
-    """Whether the engine times out at that moment too."""
+    """Whether the engine enforces `limit` too."""
     tenant: str = ""
     priority: int = 0
-
-    @property
-    def deadline(self) -> float | None:
-        return None if self.timeout is None else self.arrival_time + self.timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ def candidates(http: HttpRequest, requests: Sequence[GenerationRequest]) -> list
         ids: Iterator[str] = iter((http.id,))
     else:
         ids = (f"{http.id}-{number}" for number in range(sum(request.best_of for request in requests)))
-    deadline = http.deadline if http.engine_enforces_deadline else None
+    deadline = http.limit.deadline if http.limit is not None and http.engine_enforces_deadline else None
     found: list[Candidate] = []
     for prompt, request in enumerate(requests):
         first = ""

@@ -30,6 +30,7 @@ from lmi_server.generation.answer_text import (
     TextOutput,
 )
 from lmi_server.generation.candidates import HttpRequest, best_completions, candidates
+from lmi_server.generation.time_limit import TimeLimit
 from lmi_server.http.client_gone import ClientDisconnected, ClientWatch
 from lmi_server.text.tokenizer import TextModel
 
@@ -167,8 +168,12 @@ class TextGeneration:
             self._engine.abort(request_id, self._abort_reason)
 
     def _next(self, stream: RequestStream) -> RequestOutput:
-        deadline = math.inf if self._http.deadline is None else self._http.deadline
-        return self._client.next_output(stream.next, deadline, self._timed_out, self._clock)
+        limit = self._http.limit
+        if limit is None:
+            return self._client.next_output(stream.next)
+        return self._client.next_output(
+            stream.next, limit.deadline, lambda: self._timed_out(limit), self._clock
+        )
 
     def _process_output(self, answer: CompletionText, output: RequestOutput) -> TextOutput:
         if output.token_ids and self.first_token_time is None:
@@ -193,16 +198,13 @@ class TextGeneration:
     def _failure(self, answer: CompletionText, output: RequestOutput) -> EngineError:
         """Return the error of the whole HTTP request. With several prompts, the message names the one that failed."""
         # The engine may time out first, but only the web process knows the limit and its name.
-        by_deadline = self._http.engine_enforces_deadline and self._http.timeout is not None
-        if by_deadline and output.error_kind == DeadlineExceeded.kind:
-            return self._timed_out()
+        limit = self._http.limit if self._http.engine_enforces_deadline else None
+        if limit is not None and output.error_kind == DeadlineExceeded.kind:
+            return self._timed_out(limit)
         if output.error_kind == TooManyOutputs.kind:
             return InvalidField(answer.request.count_field, output.error_message)
         where = f"{answer.request.field}: " if len(self._prompts) > 1 else ""
         return error_from_kind(output.error_kind, where + output.error_message)
 
-    def _timed_out(self) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"the request took longer than {self._http.timeout:g} s ({self._http.timeout_name}); "
-            f"{tokens_generated(self.num_generated)}"
-        )
+    def _timed_out(self, limit: TimeLimit) -> DeadlineExceeded:
+        return limit.exceeded(tokens_generated(self.num_generated))

@@ -59,6 +59,8 @@ class Option:
     """Default in words, where that of the field does not say it; LMI's default if there is no field."""
     secret: bool = False
     """Whether the value must never be printed."""
+    group: str = ""
+    """Heading of the table under which the option is listed."""
 
     @property
     def target(self) -> str:

@@ -1,13 +1,13 @@
 """The table of options, read from `options.csv`: one line for each key that this server supports or knows.
 
 The table defines parsing, the `OPTION_*` and `SERVING_*` variables, validation, suggestions, `lmi check`, `lmi options`
-and docs/options.md. To add an option, add a field with a default and a docstring to the class in
-`lmi_server/config.py` that owns it, and a line with the same name to the table.
+and the pages of options in docs/. To add an option, add a field with a default and a docstring to the class in
+`lmi_server/config.py` that owns it, and a line with the same name to a group of the table.
 
-Columns: `key`, the name followed by aliases; `status`, see `Status`; `engine`, if only one engine uses the option;
-`type`, see `value_type`; `default`, see `Option.default_text`; `example`; `neutral`, the accepted values of a
-rejected option, which change nothing; `help`; `reason`, why the option is rejected, or `words: why` for
-single values.
+A line `# Heading` begins a group of options. Columns: `key`, the name followed by aliases; `status`, see `Status`;
+`engine`, if only one engine uses the option; `type`, see `value_type`; `default`, see `Option.default_text`; `example`;
+`neutral`, the accepted values of a rejected option, which change nothing; `help`; `reason`, why the option is
+rejected, or `words: why` for single values.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _refused_words(reason: str) -> dict[str, str]:
     return {word: why for words, _, why in pairs if why for word in words.split()}
 
 
-def _option(row: dict[str, str]) -> Option:
+def _option(row: dict[str, str], group: str) -> Option:
     name, *aliases = row["key"].split()
     works = row["status"] == Status.WORKS
     type_ = value_type(row["type"], _refused_words(row["reason"]) if works else {})
@@ -75,13 +75,20 @@ def _option(row: dict[str, str]) -> Option:
         neutral=tuple(map(type_.from_text, row["neutral"].split())),
         default_text=row["default"],
         secret=row["type"] == "secret",
+        group=group,
     )
 
 
 def _read() -> tuple[Option, ...]:
     text = (files(__package__) / "options.csv").read_text(encoding="utf-8")
     header, *rows = csv.reader(text.splitlines())
-    return tuple(_option(dict(zip(header, row, strict=True))) for row in rows)
+    options, group = [], ""
+    for row in rows:
+        if row[0].startswith("# "):
+            group = row[0].removeprefix("# ")
+        else:
+            options.append(_option(dict(zip(header, row, strict=True)), group))
+    return tuple(options)
 
 
 OPTIONS = _read()

@@ -33,7 +33,7 @@ _SECONDS_PER_MESSAGE = 0.01
 """Further CPU time. Templates such as Gemma 4's read all earlier messages again for each message."""
 _SECONDS_PER_CHAR = 5e-6
 """Further CPU time. Templates such as Llama 3.2 Vision's loop over the characters of a text as if they were parts."""
-_MOST_SECONDS = 6.0
+_MAX_SECONDS = 6.0
 """Maximum CPU time of any rendering. Meanwhile the web process answers no other request."""
 _TIMER_SECONDS = 0.1
 """Interval between two signals of the timer once the time is over."""
@@ -236,7 +236,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 def _max_seconds(num_messages: int, num_chars: int) -> float:
     seconds = MAX_RENDER_SECONDS + num_messages * _SECONDS_PER_MESSAGE + num_chars * _SECONDS_PER_CHAR
-    return min(seconds, _MOST_SECONDS)
+    return min(seconds, _MAX_SECONDS)
 
 
 def _check_repetition(sequence: Any, count: Any) -> None:

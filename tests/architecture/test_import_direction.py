@@ -30,7 +30,7 @@ _ENGINE_LEVELS: dict[str, int] = {
     "engines.stopwatch": 0,
     "engines.vocabulary": 0,
     "engines.base": 1,
-    "engines.front": 2,
+    "engines.engine_socket": 2,
     "engines.metrics": 1,
     "engines.wire": 1,
     "engines.kv_cache": 1,
@@ -121,7 +121,7 @@ def test_kernels_import_only_torch_triton_and_the_standard_library() -> None:
     )
 
 
-_MAY_IMPORT_TRANSFORMERS = ("engines.python", "engines.models.foreign")
+_MAY_IMPORT_TRANSFORMERS = ("engines.python", "engines.models.transformers_backend")
 """Parts that may import transformers: the engine that calls `generate`, and transformers' models on our KV cache."""
 _WEB_ONLY = ("flask", "werkzeug", "gunicorn", "jinja2", "tokenizers", "prometheus_client")
 

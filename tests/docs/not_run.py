@@ -9,6 +9,7 @@ from __future__ import annotations
 NOT_RUN = {
     "aws ": "needs an AWS account",
     "docker ": "needs Docker and base images; tests/container/test_image.py checks the Dockerfile and the entry script",
+    "git clone ": "needs a repository to clone; tests/verify/fresh_clone.py clones this one",
     "make ": "installs, or takes minutes to hours; a dry run (make -n) shows that target and variables exist",
     "lmi serve ": "does not end; these tests load the configuration, and start their server with this command",
     ".venv/bin/lmi serve ": "as lmi serve",

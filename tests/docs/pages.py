@@ -12,7 +12,7 @@ from markdown_it.token import Token
 
 from tests.support.paths import REPO_ROOT
 
-GENERATED = ("options.md", "gpu-results.md")
+GENERATED = ("options.md", "unsupported-options.md", "gpu-results.md")
 """Generated pages. Links to them are checked, their text is not."""
 
 

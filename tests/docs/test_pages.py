@@ -42,6 +42,8 @@ EXTERNAL_OPTIONS = {
     *("--enforce-eager", "--no-enable-prefix-caching", "--kv-cache-dtype", "--quantization", "--api-key"),
     *("--served-model-name", "--tokenizer", "--trust-remote-code", "--download-dir", "--load-format"),
     *("--scheduling-policy", "--block-size", "--swap-space", "--chat-template"),
+    *("--enable-lora", "--tool-call-parser", "--speculative-config", "--structured-outputs-config"),
+    "--guided-decoding-backend",
 }
 """Options of other programs."""
 SUFFIXES = (".py", ".md", ".c", ".cpp", ".inc", ".h", ".json", ".toml", ".txt", ".properties")
@@ -84,16 +86,20 @@ def test_links_resolve(page: Page) -> None:
         assert not anchor or anchor in read(path).anchors(), link
 
 
-def test_the_readme_is_short_and_links_to_every_page() -> None:
-    path = REPO_ROOT / "README.md"
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 150
-    linked = {(REPO_ROOT / link.partition("#")[0]).resolve() for link in read(path).links()}
+def test_the_readme_is_short() -> None:
+    assert len((REPO_ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_readme_and_the_index_of_the_docs_link_to_every_page() -> None:
+    indexes = REPO_ROOT / "README.md", REPO_ROOT / "docs/README.md"
+    links = [(path, link.partition("#")[0]) for path in indexes for link in read(path).links()]
+    linked = {(path.parent / target).resolve() for path, target in links} | {indexes[1]}
     assert sorted(set((REPO_ROOT / "docs").glob("*.md")) - linked) == []
 
 
 def test_the_index_of_the_docs_has_the_rows_of_the_readme() -> None:
     readme, index = (read(REPO_ROOT / name).rows("Documentation") for name in ("README.md", "docs/README.md"))
-    assert len(index) >= 10
+    assert len(index) >= 8
     assert [[cell.replace("](docs/", "](") for cell in row] for row in readme] == index
 
 

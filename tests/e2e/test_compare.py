@@ -52,12 +52,12 @@ def test_two_configurations_are_benchmarked_and_reported(tiny_model: Path, tmp_p
         ("contiguous", 1),
     ]
     for one in data["rounds"]:
-        assert one["figures"]["num_errors"] == 0
-        assert one["figures"]["output_tokens"] == 400
+        assert one["metrics"]["num_errors"] == 0
+        assert one["metrics"]["output_tokens"] == 400
         assert one["counters"]["tokens_generated"] == 400
         assert all(timing["due"] < timing["first_token"] < timing["ended"] for timing in one["requests"])
         steps = [json.loads(line) for line in Path(one["step_trace"]).read_text().splitlines()]
-        own = [step for step in steps if one["began"] <= step["time"] <= one["ended"]]
+        own = [step for step in steps if one["started"] <= step["time"] <= one["ended"]]
         # Not simply 2: on a busy machine one request may end before the other arrives.
         sizes = [len(step["plan"]) for step in own if step["plan"]]
         assert one["batches"]["count"] == len(sizes)
@@ -69,7 +69,7 @@ def test_two_configurations_are_benchmarked_and_reported(tiny_model: Path, tmp_p
     first, second = (one["token_ids"] for one in data["rounds"])
     assert [len(ids) for ids in first] == [200, 200]
     assert first == second
-    assert all(stay["peak_memory_bytes"] > 100 << 20 for stay in data["stays"])
+    assert all(one["peak_memory_bytes"] > 100 << 20 for one in data["server_runs"])
     report = (tmp_path / "lmi-compare.md").read_text()
     assert "| option.paged_attention | true | false |" in report
     assert "2 of 2" in report
@@ -89,8 +89,8 @@ def test_live_settings_are_compared_on_one_server_within_the_time_budget(
     data = json.loads((tmp_path / "all.json").read_text())
     one, two = names = [config["name"] for config in data["configurations"]]
     assert names == ["max_rolling_batch_size=1", "max_rolling_batch_size=2"]
-    (stay,) = data["stays"]
-    assert stay["configurations"] == names
+    (server_run,) = data["server_runs"]
+    assert server_run["configurations"] == names
     assert data["stopped"]
     largest = {
         name: max(result["batches"]["mean"] for result in data["rounds"] if result["configuration"] == name)
@@ -98,7 +98,7 @@ def test_live_settings_are_compared_on_one_server_within_the_time_budget(
     }
     assert largest[one] == 1.0 < largest[two] <= 2.0
     assert all(result["counters"]["prefix_hit_tokens"] == 0 for result in data["rounds"])
-    assert data["summary"][1]["tokens_of_first"]["num_identical"] == 4 * data["rounds"][-1]["round"]
+    assert data["summary"][1]["same_tokens_as_first"]["num_identical"] == 4 * data["rounds"][-1]["round"]
 
 
 def test_no_process_survives_a_killed_comparison(tiny_model: Path, tmp_path: Path) -> None:

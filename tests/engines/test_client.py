@@ -1,4 +1,4 @@
-"""The engine client of the web process, against a real front that a scripted engine serves from a thread."""
+"""The engine client of the web process, against a real engine socket that a scripted engine serves from a thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engines.core import (
     SchedulerReply,
     SchedulerSettings,
 )
-from engines.front import Front
+from engines.engine_socket import EngineSocket
 from engines.health import EngineState, StatusBoard
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from engines.wire import (
@@ -37,16 +37,16 @@ from engines.wire import (
 from tests.engines.mpi.fakes import make_request
 
 _STATS = EngineStats(EngineInfo("m", "MPI", 1, "cpu", "fp32", 8, 8, 4, 2, 8, True), {"g": 1}, {"c": 2}, ())
-Handler = Callable[[Front, bytes, ToEngine], None]
+Handler = Callable[[EngineSocket, bytes, ToEngine], None]
 
 
 class _Engine:
-    """A thread that owns a front, records each message and passes it to `handle`."""
+    """A thread that owns an engine socket, records each message and passes it to `handle`."""
 
-    def __init__(self, address: str, handle: Handler = lambda front, client, message: None) -> None:
+    def __init__(self, address: str, handle: Handler = lambda socket, client, message: None) -> None:
         self.messages: list[ToEngine] = []
         self.handle = handle
-        self.calls: list[Callable[[Front, bytes], object]] = []
+        self.calls: list[Callable[[EngineSocket, bytes], object]] = []
         """Functions for the thread to call with the client that sent the last message."""
         self._address = address
         self._stop = threading.Event()
@@ -54,15 +54,15 @@ class _Engine:
         self._thread.start()
 
     def _serve(self) -> None:
-        front = Front(self._address)
+        socket = EngineSocket(self._address)
         client = b""
         while not self._stop.is_set():
-            for client, message in front.receive(0.01):
+            for client, message in socket.receive(0.01):
                 self.messages.append(message)
-                self.handle(front, client, message)
+                self.handle(socket, client, message)
             while client and self.calls:
-                self.calls.pop(0)(front, client)
-        front.close()
+                self.calls.pop(0)(socket, client)
+        socket.close()
 
     def stop(self) -> None:
         self._stop.set()
@@ -103,10 +103,10 @@ def client(tmp_path: Path, board: StatusBoard) -> Iterator[EngineClient]:
 def _answer(*outputs: RequestOutput) -> Handler:
     """Return a handler that sends `outputs` for each submitted request, one message per output."""
 
-    def handle(front: Front, client: bytes, message: ToEngine) -> None:
+    def handle(socket: EngineSocket, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
             for output in outputs:
-                front.send(client, Outputs([output]))
+                socket.send(client, Outputs([output]))
 
     return handle
 
@@ -140,13 +140,13 @@ def test_many_greenlets_wait_at_the_same_time(engine: _Engine, client: EngineCli
     numbers = itertools.count()
     waiting: list[str] = []
 
-    def handle(front: Front, name: bytes, message: ToEngine) -> None:
+    def handle(socket: EngineSocket, name: bytes, message: ToEngine) -> None:
         if isinstance(message, Submit):
             waiting.extend(request.id for request in message.requests)
         if len(waiting) == 20:
             for _ in range(5):
-                front.send(name, Outputs([RequestOutput(i, (next(numbers),)) for i in waiting]))
-            front.send(name, Outputs([RequestOutput(i, finish_reason=FinishReason.LENGTH) for i in waiting]))
+                socket.send(name, Outputs([RequestOutput(i, (next(numbers),)) for i in waiting]))
+            socket.send(name, Outputs([RequestOutput(i, finish_reason=FinishReason.LENGTH) for i in waiting]))
 
     engine.handle = handle
     streams = [client.submit(make_request(str(i))) for i in range(20)]
@@ -167,7 +167,7 @@ def test_requests_submitted_together_share_a_stream(
     _wait(lambda: engine.messages == [Submit(requests)])
     client.abort("b", AbortReason.CLIENT_LEFT)
     done = [RequestOutput(i, (1,), finish_reason=FinishReason.LENGTH) for i in ("c", "b", "a")]
-    engine.calls.append(lambda front, name: front.send(name, Outputs(done[:2])))
+    engine.calls.append(lambda socket, name: socket.send(name, Outputs(done[:2])))
     assert stream.next(60) == done[0]
     board.set_state(EngineState.FAILED)
     output = stream.next(60)
@@ -178,8 +178,8 @@ def test_requests_submitted_together_share_a_stream(
 def _invoke(client: EngineClient, engine: _Engine, *pieces: InvocationOutput) -> list[InvocationOutput]:
     """Return the pieces of an answer of which none is read before the last one has arrived."""
     stream = client.invoke(Invocation("a", 0.0, {}, (("data", b""),)))
-    engine.calls.append(lambda front, name: front.send(name, InvocationOutputs(list(pieces))) and None)
-    engine.calls.append(lambda front, name: front.send(name, Reply(0, _STATS)) and None)
+    engine.calls.append(lambda socket, name: socket.send(name, InvocationOutputs(list(pieces))) and None)
+    engine.calls.append(lambda socket, name: socket.send(name, Reply(0, _STATS)) and None)
     assert client.stats(60) is not None
     read = []
     while (piece := stream.next(0.0)) is not None:
@@ -222,7 +222,7 @@ def test_what_the_client_has_read_does_not_count(
     stream = client.invoke(Invocation("a", 0.0, {}, (("data", b""),)))
     for _ in range(5):
         piece = InvocationOutput("a", body=b"x" * 90)
-        engine.calls.append(lambda front, name, piece=piece: front.send(name, InvocationOutputs([piece])))
+        engine.calls.append(lambda socket, name, piece=piece: socket.send(name, InvocationOutputs([piece])))
         assert stream.next(60) == piece
 
 
@@ -239,9 +239,9 @@ def test_abort_is_sent_once_and_no_output_is_delivered_after_it(
     _wait(lambda: len(engine.messages) == 2)
     client.abort("a", AbortReason.CLIENT_LEFT)
     client.abort("a", AbortReason.CLIENT_LEFT)
-    engine.calls.append(lambda front, name: front.send(name, Outputs([RequestOutput("a", (1,))])))
+    engine.calls.append(lambda socket, name: socket.send(name, Outputs([RequestOutput("a", (1,))])))
     done = RequestOutput("b", (1,), finish_reason=FinishReason.LENGTH)
-    engine.calls.append(lambda front, name: front.send(name, Outputs([done])))
+    engine.calls.append(lambda socket, name: socket.send(name, Outputs([done])))
     assert _collect(other) == [done]
     assert aborted.next(0.0) is None
     client.submit(make_request("last"))
@@ -259,12 +259,12 @@ def test_abort_after_the_end_sends_nothing(engine: _Engine, client: EngineClient
     assert not any(isinstance(message, Abort) for message in engine.messages)
 
 
-def _schedule(front: Front, name: bytes, message: ToEngine) -> None:
+def _schedule(socket: EngineSocket, name: bytes, message: ToEngine) -> None:
     """Answer like rank 0: one setting can be changed, the others are refused."""
     if isinstance(message, ConfigureScheduler):
         refused = {field: "fixed at the start" for field in message.changes if field != "max_waiting"}
         settings = SchedulerSettings(4, 64, 64, int(message.changes.get("max_waiting") or 1000))
-        front.send(name, Reply(message.token, SchedulerReply(settings, refused)))
+        socket.send(name, Reply(message.token, SchedulerReply(settings, refused)))
 
 
 def test_scheduler_settings_can_be_changed_and_read(engine: _Engine, client: EngineClient) -> None:
@@ -290,10 +290,10 @@ def test_replies_are_none_when_the_engine_does_not_answer(
 
 
 def test_stats_and_scheduler_answers_do_not_mix(engine: _Engine, client: EngineClient) -> None:
-    def handle(front: Front, name: bytes, message: ToEngine) -> None:
-        _schedule(front, name, message)
+    def handle(socket: EngineSocket, name: bytes, message: ToEngine) -> None:
+        _schedule(socket, name, message)
         if isinstance(message, GetStats):
-            front.send(name, Reply(message.token, _STATS))
+            socket.send(name, Reply(message.token, _STATS))
 
     engine.handle = handle
     greenlets = [gevent.spawn(client.stats, 60), gevent.spawn(client.configure_scheduler, {}, 60)]
@@ -305,10 +305,10 @@ def test_stats_and_scheduler_answers_do_not_mix(engine: _Engine, client: EngineC
 def test_a_late_answer_is_not_mistaken_for_the_next_one(engine: _Engine, client: EngineClient) -> None:
     late = EngineStats(_STATS.info, {"late": 1.0}, {}, ())
 
-    def handle(front: Front, name: bytes, message: ToEngine) -> None:
+    def handle(socket: EngineSocket, name: bytes, message: ToEngine) -> None:
         if isinstance(message, GetStats) and message.token > 0:
-            front.send(name, Reply(0, late))
-            front.send(name, Reply(message.token, _STATS))
+            socket.send(name, Reply(0, late))
+            socket.send(name, Reply(message.token, _STATS))
 
     engine.handle = handle
     assert client.stats(0.05) is None
@@ -343,8 +343,8 @@ def test_outputs_sent_before_the_engine_stopped_are_delivered(
     done = RequestOutput("a", (1, 2), finish_reason=FinishReason.LENGTH)
     sent = threading.Event()
 
-    def finish(front: Front, name: bytes) -> None:
-        front.send(name, Outputs([done]))
+    def finish(socket: EngineSocket, name: bytes) -> None:
+        socket.send(name, Outputs([done]))
         board.set_state(EngineState.STOPPED)
         sent.set()
 

@@ -36,7 +36,7 @@ def test_a_new_board_reports_that_the_model_is_loading(board: StatusBoard) -> No
 
 
 def test_native_code_writes_the_heartbeat_of_a_rank(tmp_path: Path, board: StatusBoard) -> None:
-    place = board.heartbeat_place(1)
+    place = board.heartbeat_view(1)
     board.beat(0)
     board.beat(1)
     assert place.value <= time.monotonic() < place.value + 5

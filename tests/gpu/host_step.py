@@ -1,9 +1,9 @@
 """`python -m tests.gpu.host_step`: measure the host's work in a step of the GPU path, by phase, on any CPU.
 
-The engine is the real one, from a client's message to the message with its tokens: front, leader, step loop, scheduler,
-block manager, and the GPU path's own preparation and decisions. Only the device is left out: kernels and graphs are not
-launched, and every token is the same. Real launches take additional time (some 10 us for a graph, more for an eager
-step).
+The engine is the real one, from a client's message to the message with its tokens: socket, leader, step loop,
+scheduler, block manager, and the GPU path's own preparation and decisions. Only the device is left out: kernels and
+graphs are not launched, and every token is the same. Real launches take additional time (some 10 us for a graph, more
+for an eager step).
 
 Times are microseconds of this thread's CPU time. Figures are medians over steps, then over repeats, with the smallest
 and the largest repeat. Each repeat is a process of its own. Other processes still compete for caches and cores: on a
@@ -43,7 +43,7 @@ import zmq
 import lmi_kernels
 from engines.config import SchedulerConfig
 from engines.core import EngineInfo, Request, SampledToken, SamplingParams, SchedulerSettings
-from engines.front import Front
+from engines.engine_socket import EngineSocket
 from engines.health import StatusBoard
 from engines.kv_cache import KvCache
 from engines.models.config import AttentionSpec
@@ -207,8 +207,8 @@ class HostSteps(GpuSteps):
         return self._fixed, []
 
 
-class _Client(Front):
-    """Front with its client on the same thread. The client runs whenever the engine polls for messages."""
+class _Client(EngineSocket):
+    """Engine socket with its client on the same thread. The client runs whenever the engine polls for messages."""
 
     def __init__(self, address: str, load: Load, steps: HostSteps, phases: Phases) -> None:
         super().__init__(address)
@@ -280,8 +280,8 @@ def measure(load: Load, folder: Path) -> list[Step]:
     sampler = Sampler(_VOCAB_SIZE, torch.device("cpu"))
     largest = LargestStep.of(settings, _MAX_MODEL_LEN)
     core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, StepTrace(""), largest)
-    front = _Client(f"ipc://{folder}/front", load, steps, phases)
-    leader = Leader(core, _INFO, front, board, stopwatch)
+    socket = _Client(f"ipc://{folder}/socket", load, steps, phases)
+    leader = Leader(core, _INFO, socket, board, stopwatch)
     for owner, method, name in (
         (core, "step", "step"),
         (core, "_record_step", "count"),
@@ -289,17 +289,17 @@ def measure(load: Load, folder: Path) -> list[Step]:
         (scheduler, "schedule", "schedule"),
         (scheduler, "begin", "begin"),
         (scheduler, "finish", "finish"),
-        (executor, "lead", "lead"),
+        (executor, "run_on_all_ranks", "run"),
         (steps, "update", "prepare"),
         (steps, "prepare", "prepare"),
         (steps, "compute", "compute"),
         (leader, "_send", "send"),
-        (front, "send", "wire"),
+        (socket, "send", "wire"),
     ):
         phases.watch(owner, method, name)
     with mock.patch.object(lmi_kernels, "update_block_tables", _launch_nothing):
         leader.serve()
-    return front.times
+    return socket.times
 
 
 def _launch_nothing(*_: object) -> None:

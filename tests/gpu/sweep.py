@@ -28,7 +28,7 @@ class Search:
     space: Mapping[str, Sequence[int]]
     """Values to try, by parameter. Other parameters are not changed."""
     make_calls: Callable[[], list[list[Call]]]
-    """Return groups of calls. The search minimises the geometric mean of the groups' times."""
+    """Return groups of calls. The search minimizes the geometric mean of the groups' times."""
     supports: Callable[[tuning.Parameters], bool] = lambda parameters: True
     """Whether the kernel supports the parameters."""
 

@@ -12,7 +12,7 @@ from tests.gpu.host_step import TINY, Phases, measure, medians
 
 _PHASES = {
     "schedule",
-    "lead",
+    "run",
     "prepare",
     "compute",
     "take",

@@ -38,7 +38,7 @@ def _layer(
 )
 @torch.inference_mode()
 def test_experts_equal_the_reference(
-    rows: int, num_experts: int, top_k: int, packed: bool, renormalise: bool, gated: Activation, seed: int
+    rows: int, num_experts: int, top_k: int, packed: bool, renormalize: bool, gated: Activation, seed: int
 ) -> None:
     generator = generator_from(seed)
     gate_up, down = _layer(generator, num_experts, 36, 50, packed)
@@ -49,14 +49,14 @@ def test_experts_equal_the_reference(
     weights = pack_experts(gate_up, down, gated=gated)
     assert weights.per_expert is not None
     assert all((part.packed is not None) == packed for pair in weights.per_expert for part in pair)
-    found = experts(x, logits, weights, top_k, renormalise=renormalise)
-    (expected,) = experts_reference(x, logits, gate_up, down, top_k, None, renormalise, gated)
+    found = experts(x, logits, weights, top_k, renormalize=renormalize)
+    (expected,) = experts_reference(x, logits, gate_up, down, top_k, None, renormalize, gated)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("block_type", "config_type", "top_k", "renormalise"),
+    ("block_type", "config_type", "top_k", "renormalize"),
     [
         (MixtralSparseMoeBlock, MixtralConfig, 1, True),
         (MixtralSparseMoeBlock, MixtralConfig, 2, True),
@@ -66,10 +66,10 @@ def test_experts_equal_the_reference(
     ],
 )
 @torch.inference_mode()
-def test_experts_equal_transformers(block_type: Any, config_type: Any, top_k: int, renormalise: bool) -> None:
+def test_experts_equal_transformers(block_type: Any, config_type: Any, top_k: int, renormalize: bool) -> None:
     generator = fresh_generator()
     sizes = {"intermediate_size": 52, "moe_intermediate_size": 52, "num_local_experts": 5, "num_experts": 5}
-    config = config_type(hidden_size=36, **sizes, num_experts_per_tok=top_k, norm_topk_prob=renormalise)
+    config = config_type(hidden_size=36, **sizes, num_experts_per_tok=top_k, norm_topk_prob=renormalize)
     config._experts_implementation = "grouped_mm"  # the default of its models
     block = block_type(config)
     gate_up, down = _layer(generator, 5, 36, 52, False)
@@ -77,7 +77,7 @@ def test_experts_equal_transformers(block_type: Any, config_type: Any, top_k: in
     block.gate.weight.data = torch.randn(5, 36, generator=generator)
     x = torch.randn(23, 36, generator=generator)
     logits = torch.nn.functional.linear(x, block.gate.weight)
-    found = experts(x, logits, pack_experts(gate_up, down), top_k, renormalise=renormalise)
+    found = experts(x, logits, pack_experts(gate_up, down), top_k, renormalize=renormalize)
     torch.testing.assert_close(found, block(x[None])[0], rtol=1e-5, atol=1e-5)
 
 

@@ -10,7 +10,7 @@ from engines.core import SamplingParams
 from engines.sampling.adjustments import penalties
 from engines.sampling.batch import SamplingRow
 from lmi_kernels import Penalties
-from lmi_kernels.sampling.choose_tokens_cpu import FirstLook, choose_tokens_cpu
+from lmi_kernels.sampling.choose_tokens_cpu import CoarseSearch, choose_tokens_cpu
 from lmi_kernels.sampling.penalties import penalize
 from lmi_kernels.sampling.random_numbers_cpu import Keys, noise, philox, row_keys
 from lmi_kernels.sampling.truncate_logits_cpu import logit_thresholds_cpu
@@ -62,9 +62,9 @@ RANGE, ONES = torch.arange(COUNT), torch.ones(COUNT, dtype=torch.int64)
         (7 * ONES, RANGE // 2, RANGE % 2),
         (RANGE // 2, ONES, RANGE % 2 * 32_768),
     ],
-    ids=["tokens", "positions", "seeds", "large seeds", "all", "two neighbours", "two far apart"],
+    ids=["tokens", "positions", "seeds", "large seeds", "all", "two neighbors", "two far apart"],
 )
-def test_noise_is_gumbel_and_neighbours_are_independent(
+def test_noise_is_gumbel_and_neighbors_are_independent(
     seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
 ) -> None:
     uniform = (-(-_noise(seeds, positions, tokens).double()).exp()).exp()
@@ -162,9 +162,9 @@ def test_the_first_look_excludes_nothing_if_a_word_is_zero() -> None:
     x = torch.zeros(640)
     x[0] = -20.0
     zero = torch.zeros((), dtype=torch.int32)
-    assert bool(FirstLook(640).can_win(x, 1.0, Keys(zero, zero, zero, zero)).all())
+    assert bool(CoarseSearch(640).can_win(x, 1.0, Keys(zero, zero, zero, zero)).all())
     ordinary = row_keys(torch.tensor(1), torch.tensor(2))
-    assert 0 < int(FirstLook(640).can_win(x, 1.0, ordinary).sum()) < 8
+    assert 0 < int(CoarseSearch(640).can_win(x, 1.0, ordinary).sum()) < 8
 
 
 def test_penalties_equal_those_of_the_sampling_steps() -> None:

@@ -146,8 +146,27 @@ def test_neutral_values_are_accepted(body: str, client: FlaskClient, engine: Fak
 
 def test_a_body_may_name_no_adapters(client: FlaskClient) -> None:
     """As some clients of LMI do for a request to the base model."""
-    for none in ([], [""], "", None):
+    for none in ([], [""], ["", ""], "", None):
         assert client.post("/invocations", json={"inputs": "Hi", "adapters": none}).status_code == 200
+    for other in (["french"], ["", "french"], ["french", ""], [None]):
+        reply = client.post("/invocations", json={"inputs": "Hi", "adapters": other})
+        assert refusal_of(reply).startswith("adapters: given [")
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_query_or_header_that_selects_an_adapter_is_refused(
+    body: str, client: FlaskClient, engine: FakeEngine
+) -> None:
+    path, prompt = BODIES[body]
+    header = "X-Amzn-SageMaker-Adapter-Identifier"
+    reason = 'given "french", but LoRA adapters are not supported; accepted: ""'
+    for query in ("?adapter=french", "?adapter=&adapter=french"):
+        assert refusal_of(client.post(path + query, json=prompt)) == f"adapter: {reason}"
+    refused = client.post(path, json=prompt, headers={header: "french"})
+    assert refusal_of(refused) == f"{header}: {reason}"
+    assert engine.requests == []
+    accepted = client.post(f"{path}?adapter=", json=prompt, headers={header: ""})
+    assert accepted.status_code == 200
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -11,8 +11,10 @@ import pytest
 from flask.testing import FlaskClient
 
 from engines.core import FinishReason, RequestOutput
+from engines.health import EngineState, Health
 from lmi_server.app import create_app
 from lmi_server.generation.formatter import Formatter, Rewritten
+from lmi_server.generation.time_limit import TimeLimit
 from lmi_server.http.client_gone import ClientWatch
 from lmi_server.http.json_reply import dump
 from lmi_server.text.tokenizer import TextModel
@@ -39,7 +41,10 @@ class TokenFormatter(Formatter):
     def writes_answers(self) -> bool:
         return True
 
-    def rewrite_response(self, content: dict[str, Any], client: ClientWatch) -> Rewritten:
+    def health(self) -> Health:
+        return Health(EngineState.READY, "", 0.0)
+
+    def rewrite_response(self, content: dict[str, Any], client: ClientWatch, limit: TimeLimit) -> Rewritten:
         self.contents.append(json.loads(dump(content)))
         if not self.reads_tokens:
             return Rewritten([self.rewrite(record) for record in content["records"]], reads_tokens=False)

@@ -1,4 +1,4 @@
-"""Tiny models as GGUF files written by the package gguf, and as checkpoints with the same dequantised weights."""
+"""Tiny models as GGUF files written by the package gguf, and as checkpoints with the same dequantized weights."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def save_gguf(
 ) -> tuple[Path, Path, Path]:
     """Save a random model of `SHAPES` as one or several GGUF files with matrices of type `kind`.
 
-    Returns: the first file, its description as a model folder, and a checkpoint with the dequantised weights.
+    Returns: the first file, its description as a model folder, and a checkpoint with the dequantized weights.
     """
     checkpoint, file, described = folder / "checkpoint", folder / "file" / "model.gguf", folder / "described"
     save_model(checkpoint, name, **(SHAPE | changes))
@@ -73,7 +73,7 @@ def write_gguf(
     pre: str = "",
     tensors_per_file: int = 0,
 ) -> None:
-    """Write the checkpoint as GGUF, and the dequantised weights back to the checkpoint.
+    """Write the checkpoint as GGUF, and the dequantized weights back to the checkpoint.
 
     tokenizer: a folder with a BPE. pre: GGUF's name of the pre-tokenizer; empty for SentencePiece.
     tensors_per_file: tensors per file; 0: write a single file.
@@ -159,7 +159,7 @@ def write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
 
 
 def _random_q4_k(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.uint8]:
-    """Random blocks, since the package gguf cannot quantise to this type."""
+    """Random blocks, since the package gguf cannot quantize to this type."""
     generator = fresh_generator()
     generator.manual_seed(seed)
     num_blocks = shape[0] * shape[1] // 256

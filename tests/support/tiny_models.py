@@ -89,7 +89,7 @@ def save_model(
     """Save a checkpoint of one of `SHAPES`, with `changes` to its config.
 
     Every parameter is random, norms and biases too, and large enough that logits differ clearly.
-    `exact_in_fp16`: weights have few bits, like those of a quantised model, and are exact in fp16 and bf16.
+    `exact_in_fp16`: weights have few bits, like those of a quantized model, and are exact in fp16 and bf16.
     """
     # A copy, since transformers modifies the dictionaries that it gets.
     config = AutoConfig.for_model(kind.partition("-")[0], **deepcopy({**SHAPES[kind], **changes}))

@@ -1,5 +1,8 @@
-"""Every architecture of engine=MPI: logits and greedy tokens are transformers', degrees 1 to 3, CPU and
-Triton."""
+"""Every architecture of engine=MPI: logits and greedy tokens are transformers', at degrees 1 to 3, on CPU and Triton.
+
+The tests of `tests/engines/models`: odd head counts, chunks, paged and contiguous caches. Ranks are threads. `make
+test` runs one configuration per architecture.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""lmi compare --aws-post: rolling paged at least 4x (32 in, 128 out) and 1.5x (256 in, 32 out) dynamic(4)."""
+"""lmi compare --aws-post: rolling paged at least 4x (32 in, 128 out) and 1.5x (256 in, 32 out) dynamic(4).
+
+Runs the command as a user would, with its defaults: five rounds of the six configurations, forwards and backwards in
+turn. In each round, while a server runs, both scenarios send 32 requests by 32 users at once, after a warm-up. Each
+ratio is the geometric mean of the ratios of rounds with the same number.
+
+Besides the three configurations of the post there are three that separate effects: static batches of 4 on the
+rolling engine show the effect of the kernels, static and dynamic batches of 32 the effect of a larger batch. The
+report is `aws-post.md` in the printed folder.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +32,7 @@ def summary_of(data: dict[str, Any], config: str, scenario: str) -> dict[str, An
 
 def figure_line(data: dict[str, Any], config: str, scenario: str) -> str:
     summary = summary_of(data, config, scenario)
-    speed, latency = (summary["figures"][key] for key in ("output_tokens_per_second", "latency_p90"))
+    speed, latency = (summary["metrics"][key] for key in ("output_tokens_per_second", "latency_p90"))
     ratio = summary["ratios_to_first"]["output_tokens_per_second"]
     return (
         f"{scenario}: {config}: {speed['value']:.1f} tokens/s ({speed['low']:.1f} to {speed['high']:.1f}), p90"
@@ -32,7 +41,7 @@ def figure_line(data: dict[str, Any], config: str, scenario: str) -> str:
 
 
 def judge(data: dict[str, Any], printed: str, report: Report) -> None:
-    """Check the conditions of the line on the command's JSON."""
+    """Check the conditions of the check on the command's JSON."""
     names = {config["name"] for config in data["configurations"]}
     scenarios = [scenario["name"] for scenario in data["plan"]["scenarios"]]
     for scenario in scenarios:
@@ -46,7 +55,7 @@ def judge(data: dict[str, Any], printed: str, report: Report) -> None:
         report.figure(f"caveat: {sentence}")
     report.require(names == CONFIGURATIONS, f"configs: {', '.join(sorted(names))}")
     report.require(all(name in printed for name in names), "the output names every config")
-    failed = sum(one["figures"]["num_errors"] for one in data["rounds"])
+    failed = sum(one["metrics"]["num_errors"] for one in data["rounds"])
     report.require(failed == 0, f"{failed} requests failed")
     for scenario, (min_speed, min_latency) in zip(scenarios, MIN_GAINS, strict=True):
         ratios = summary_of(data, ROLLING_PAGED, scenario)["ratios_to_first"]

@@ -1,6 +1,7 @@
 """A request's logits have the same bits however its steps are put together, on a CPU in fp32.
 
-For comparison, torch's products are checked too. Run this line first on another processor.
+Native products over many row counts, beside torch's own for comparison; then the bundled model's logits in 12
+ways. Run this check first on another processor.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ def _check_model(report: Report, name: str, folder: Path, seen: dict[str, torch.
         )
         runner = load(ModelSettings(str(folder), "verified", "bf16", _MAX_TOKENS), cache, _MAX_TOKENS)
         for sizes in ([_PROMPT_TOKENS], [64, 37, 1], [170, *[1] * 30]):
-            for neighbours in (0, 7):
-                way = f"{name}, {'paged' if paged else 'contiguous'}, chunks of {sizes[:3]}, {neighbours} neighbours"
-                seen[way] = _logits(runner, tokens, sizes, neighbours, paged, rng)
+            for neighbors in (0, 7):
+                way = f"{name}, {'paged' if paged else 'contiguous'}, chunks of {sizes[:3]}, {neighbors} neighbors"
+                seen[way] = _logits(runner, tokens, sizes, neighbors, paged, rng)
     first = next(iter(seen.values()))
     differing = [way for way, logits in seen.items() if not torch.equal(logits, first)]
     report.require(
@@ -84,15 +85,15 @@ def _check_model(report: Report, name: str, folder: Path, seen: dict[str, torch.
 
 
 def _logits(
-    runner: LoadedModel, tokens: list[int], sizes: list[int], neighbours: int, paged: bool, rng: random.Random
+    runner: LoadedModel, tokens: list[int], sizes: list[int], neighbors: int, paged: bool, rng: random.Random
 ) -> torch.Tensor:
     """Compute the prompt in chunks of these sizes, then token by token: [_NEW_TOKENS + 1, vocab_size]."""
     maker = PlanMaker(_BLOCK_SIZE)
     blocks_per_row = -(-(len(tokens) + 1) // _BLOCK_SIZE)
-    blocks = list(range(blocks_per_row * (neighbours + 1)))
+    blocks = list(range(blocks_per_row * (neighbors + 1)))
     if paged:
         rng.shuffle(blocks)
-    for row in range(neighbours + 1):
+    for row in range(neighbors + 1):
         maker.begin(row, blocks[row * blocks_per_row : (row + 1) * blocks_per_row])
     found = []
     step = 0
@@ -100,7 +101,7 @@ def _logits(
         done = maker.computed[0]
         until = _PROMPT_TOKENS if done < _PROMPT_TOKENS else done + 1
         chunks = {0: tokens[done : min(until, done + sizes[step % len(sizes)])]}
-        for row in range(1, neighbours + 1):
+        for row in range(1, neighbors + 1):
             # Some rows decode, some prefill, some start. Rows that are complete are left out.
             size = min(rng.choice([1, 1, 1, 9]), len(tokens) - maker.computed[row])
             if size > 0:

@@ -1,4 +1,9 @@
-"""openai, boto3 (both calls) and curl, unchanged, against a live server."""
+"""openai, boto3 (both calls) and curl, unchanged, against a live server.
+
+The end-to-end tests of each client are run and counted; a skipped test counts as failed. curl runs the commands of
+the documentation, which cover every route. boto3's `sagemaker-runtime` uses `lmi endpoint` in place of the platform:
+it maps paths and headers and frames streams as events, some of which end in the middle of a line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""lmi compare: at most 6.5 % of 1,000 comparisons of equal configurations are called different."""
+"""lmi compare: at most 6.5 % of 1,000 comparisons of equal configurations are called different.
+
+`lmi compare` measured two equal configurations, and the figures of all rounds were recorded
+(`tests/container/measure/compare/aa_rounds.json`; `lmi compare --json` writes such rounds). One record is rolling
+batching on a busy machine, whose rounds differ by some 50 %, the other dynamic batching with a long batch delay,
+whose rounds differ by a few percent. A simulated comparison draws rounds from one of the two records and decides
+by a coin which configuration of each is A. It is wrong if it reports a difference in any of its seven measures. The
+records have gaps between tokens, which vary more, in place of the time per output token.
+
+For a true difference the speeds of B are multiplied by 1.05; it is found if B is reported as better in any measure
+and worse in none. The share of all runs of consecutive rounds, as they were, is printed beside these shares.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 """engine=Python: 120 requests with differing parameters, 10 of them bad: 10 errors, 110 right answers.
 
-The bad requests pass validation: five contain a token whose embedding is NaN, five a token without an embedding
-(`tests/support/poisoned_model.py`). Each good request must get the same response as alone.
+No two requests are alike: they differ in token counts, seeds, temperatures, top_k, top_p, repetition penalties, stop
+strings, whether EOS is ignored, and streaming. The web process would refuse bad requests, so the model is changed
+(`tests/support/poisoned_model.py`): five bad requests contain a token whose embedding is NaN, five a token that the
+model has no embedding for. What each good request gets in a batch must equal what it gets alone afterwards: tokens,
+text and finish reason.
 """
 
 from __future__ import annotations

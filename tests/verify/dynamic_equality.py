@@ -1,4 +1,9 @@
-"""engine=Python: greedy tokens of 32 prompts equal transformers', at batch sizes 1 and 8."""
+"""engine=Python: greedy tokens of 32 prompts equal transformers', at batch sizes 1 and 8.
+
+Like `token_equality.py`, but with one server per batch size: all 32 prompts at seeded random moments, half of them
+streamed, EOS ignored. `lmi_batch_size` in `/metrics` must show that requests shared batches at batch size 8 but not
+at 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""lmi endpoint: the documentation's boto3 script, 9:1 shares, updates under load without a failure, rollback."""
+"""lmi endpoint: the documentation's boto3 script, 9:1 shares, updates under load without a failure, rollback.
+
+`lmi endpoint` runs as a process with containers of a tiny Llama. The script is taken from the page; only the
+folder of its model is replaced. During an update, eight clients send requests from before its start until after its
+end. The bad version has a dtype that does not exist, so its container exits at start-up.
+"""
 
 from __future__ import annotations
 

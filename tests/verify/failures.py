@@ -1,4 +1,17 @@
-"""SIGTERM, a stopped rank, a killed rank: every client gets an answer or an error, no process is left."""
+"""SIGTERM, a stopped rank, a killed rank: every client gets an answer or an error, no process is left.
+
+Each client's request ends in one of four ways: complete; error (an error status with a body, or an error record as
+the last of a stream); closed (the connection closed without either); hung (nothing for 90 s). Only the first two are
+accepted. "No process left" looks for the server's mark in the environment of every process, so a process is found
+even when its parent is gone.
+
+- SIGTERM to every process at tensor-parallel degree 1 and 2, with requests that can finish in time, requests that
+  cannot, and requests that still wait: exit code 0 within 30 s; at least the 12 short running requests complete.
+- SIGSTOP of each rank in turn at degree 2: within 10 s `/ping` is no longer 200 and gives the reason. After SIGCONT
+  it is 200 again and a request is answered.
+- SIGKILL of rank 0 and of rank 1 at degree 2, and of the only rank at degree 1: the server exits within 10 s with an
+  exit code other than 0, and its log names the rank and the signal.
+"""
 
 from __future__ import annotations
 

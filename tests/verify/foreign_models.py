@@ -1,4 +1,8 @@
-"""Architectures without a file of our own: logits and tokens are transformers', degrees 1 to 3; in like time."""
+"""Architectures without a file of our own: logits and tokens are transformers', degrees 1 to 3; in like time.
+
+Whole prompts, chunks and decodes; on several ranks if the model has a tensor-parallel plan. For the time, a decode
+of Llama at batch 32 with transformers' module is compared with our own implementation.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,14 @@ from engines.config import CacheConfig, ModelSettings
 from engines.mpi.runner.loading import LoadedModel
 from engines.mpi.scheduler.step_plan import WANT_LOGITS, StepPlan
 from lmi_kernels.cpu import set_num_threads
-from tests.support.foreign_models import FOREIGN, degrees, differences, save_foreign
 from tests.support.plans import load
 from tests.support.published_models import PUBLISHED
+from tests.support.transformers_models import (
+    TRANSFORMERS_MODELS,
+    degrees,
+    differences,
+    save_transformers_model,
+)
 from tests.verify.lab import Lab, Report, run_alone
 
 _LIMIT = 1.3
@@ -24,10 +33,10 @@ _BATCH, _CONTEXT, _BLOCK = 32, 256, 16
 
 
 def verify(lab: Lab, report: Report) -> None:
-    for name in FOREIGN:
+    for name in TRANSFORMERS_MODELS:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            save_foreign(folder, name)
+            save_transformers_model(folder, name)
             for degree in degrees(folder, name):
                 worst, same = differences(folder, degree)
                 report.require(

@@ -1,4 +1,10 @@
-"""From a fresh clone: make serve and its curl line say Paris; make test passes."""
+"""From a fresh clone: make serve and its curl line say Paris; make test passes.
+
+The repository is cloned into an empty folder, so only committed files are present. There is no virtual environment,
+no `LMI_*` variable, and the cache is empty. `make serve` runs in the background on a free port until its output
+has a curl line, which bash runs unchanged. Then the process group gets SIGTERM, and no process may be left. Finally
+`make test` runs in the same clone. The reported seconds include all downloads, so they mainly reflect the network.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """The image: built, started as a platform starts it, answers, stops in time, reaps orphans.
 
-`make image-check` runs this module too.
+The CPU image is built by Docker if its daemon answers, otherwise by buildah, which requires root
+(`image_engines.py`). Without Docker, containers share the host's network. The model is mounted read-only at
+`/opt/ml/model`. The second build is of the same files with a comment added to one. The orphan's parent exits first,
+so the orphan becomes a child of the server. Builds are removed at the end. `make image-check` runs this module too.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class Buildah:
         for name, _, value in (line.partition("=") for line in lines):
             settings[name.rpartition(".")[2]] = value.strip("'\"").replace("\\n", "\n")
         urls = [urlsplit(url) for value in settings.values() for url in value.split()]
-        # The pages of a local index link to files in neighbouring folders.
+        # The pages of a local index link to files in neighboring folders.
         paths = {str(Path(url.path).parent) if url.scheme == "file" else url.path for url in urls}
         config = self._folder / "pip.conf"
         text = "".join(f"{name} = {' '.join(value.split())}\n" for name, value in settings.items())

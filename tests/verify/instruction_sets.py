@@ -1,4 +1,9 @@
-"""Tests of kernels and engine pass on each instruction set that this processor's libraries can be held to."""
+"""Tests of kernels and engine pass on each instruction set that this processor's libraries can be held to.
+
+The tests of `tests/kernels` and `tests/engines` run in child processes with these variables. FBGEMM ignores the
+variables, and so does MKL on some processors; the first line of the output shows the instruction set that torch
+selects by default.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Without a GPU: every Triton kernel equals its reference, planted errors are found, no kernel spills."""
+"""Without a GPU: every Triton kernel equals its reference, planted errors are found, no kernel spills.
+
+Runs the tests of `make kernels-check`. Each operation has a kernel, a reference in fp64, fresh random inputs and the
+calls that serving makes (`tests/kernels/references`). Unwritten memory is NaN, and a kernel that accesses memory
+outside its tensors is stopped. To plant an error, a part of a kernel's source is replaced. Only fp16 and fp32 are
+tested, since the interpreter's bf16 products are wrong.
+
+Then launchers are called with tensors that have the shapes of real models but no memory: Triton specializes as
+usual and compiles for an absent GPU, and its ptxas counts registers, shared memory and spills. `make kernels-check`
+compiles a few calls of each operation, this check all of them.
+"""
 
 from __future__ import annotations
 

@@ -20,19 +20,19 @@ from tests.support.paths import prepare_bundled_model
 from tests.support.server import Server, properties_text
 
 _NAMES = """\
-fresh_clone token_equality rolling leaving_clients failures startup malformed dynamic_equality aws_post s3_faults
-clients differing_parameters s3_serve scheduler_properties schedules kv_waste prefix_cache overlay scheduler_cost
-sampling batch_invariance kernels_without_gpu architectures late_steps gpu_results instruction_sets random_examples
-front_door comparison_errors s3_speed quantization sanitizers tokenizers foreign_models image tuning several_models
-endpoint simulation other_clients real_comparisons report_page
+fresh_clone token_equality rolling client_disconnects failures startup malformed dynamic_equality aws_post s3_faults
+clients differing_parameters s3_serve scheduler_properties schedules kv_waste prefix_cache chunked_prefill
+scheduler_cost sampling batch_invariance kernels_without_gpu architectures asynchronous_scheduling gpu_results
+instruction_sets random_examples slow_clients comparison_errors s3_speed quantization sanitizers tokenizers
+foreign_models image tuning several_models endpoint simulation other_clients real_comparisons report_page
 """
 NAMES = _NAMES.split()
-"""Modules of the lines of docs/verify.md, in the order of their numbers."""
+"""Modules of the checks of docs/verify.md, in the order of their numbers."""
 
 
 @dataclass(slots=True)
 class Report:
-    """Figures and verdicts of one line of docs/verify.md, printed immediately."""
+    """Figures and verdicts of one check of docs/verify.md, printed immediately."""
 
     number: int
     title: str
@@ -44,7 +44,7 @@ class Report:
         print(f"       {text}", flush=True)
 
     def require(self, holds: bool, text: str) -> None:
-        """Print one condition with the measured value. The line passes if all its conditions hold."""
+        """Print one condition with the measured value. The check passes if all its conditions hold."""
         self.num_required += 1
         print(f"  {'ok ' if holds else 'NOT'}  {text}", flush=True)
         if not holds:
@@ -63,7 +63,7 @@ class Lab:
     model: Path
     """The bundled model, prepared."""
     folder: Path
-    """Folder for properties files, logs and clones. It is removed at the end if all lines pass."""
+    """Folder for properties files, logs and clones. It is removed at the end if all checks pass."""
 
     def server(self, name: str, **options: object) -> Server:
         """Start a server of the bundled model with these `option.*` values. Entering it waits until it is ready."""
@@ -92,7 +92,7 @@ def title_of(module: ModuleType) -> str:
 
 
 def run_check(check: Check, lab: Lab, **options: Any) -> Report:
-    """Run one line's check and print its verdict. An exception fails the line but does not end the run."""
+    """Run one check and print its verdict. An exception fails the check but does not end the run."""
     number = 1 + NAMES.index(Path(inspect.getfile(check)).stem)
     title = title_of(sys.modules[check.__module__])
     print(f"\n{number}. {title}", flush=True)
@@ -100,7 +100,7 @@ def run_check(check: Check, lab: Lab, **options: Any) -> Report:
     started = time.monotonic()
     try:
         check(lab, report, **options)
-    except Exception as error:  # the other lines run regardless
+    except Exception as error:  # the other checks run regardless
         traceback.print_exc()
         report.require(False, f"{type(error).__name__}: {error}")
     print(
@@ -110,7 +110,7 @@ def run_check(check: Check, lab: Lab, **options: Any) -> Report:
 
 
 def run_alone(check: Check) -> None:
-    """Run one line, as `python -m tests.verify.<name>`. Exits with 1 if the line fails.
+    """Run one check, as `python -m tests.verify.<name>`. Exits with 1 if the check fails.
 
     Keyword-only parameters of `check` are options of the command line.
     """

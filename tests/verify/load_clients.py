@@ -74,7 +74,7 @@ def _ours(run: Run) -> Figures:
         *("--input-tokens", str(INPUT_TOKENS), "--output-tokens", str(OUTPUT_TOKENS)),
         *("--tokenizer", str(run.model), "--seed", str(run.seed), *arrivals),
     )
-    found = run_lmi(run.folder, *arguments)["figures"]
+    found = run_lmi(run.folder, *arguments)["metrics"]
     return Figures(found["output_tokens_per_second"], found["ttft"]["p50"])
 
 

@@ -1,4 +1,9 @@
-"""60 malformed or out-of-range bodies: each a 4xx naming field, value and limit; the next request works."""
+"""60 malformed or out-of-range bodies: each a 4xx naming field, value and limit; the next request works.
+
+The bodies are in `tests/lmi_server/malformed_bodies.py`. Each body is sent to its path. The response must be a 4xx
+whose text names the field, the value and the limit, as far as the case has them. After each body, a valid request
+must get the same tokens as before.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Prefix cache: 90 % shared gives at least 5x lower TTFT; 0 % shared costs under 1 % of the step time."""
+"""Prefix cache: 90 % shared gives at least 5x lower TTFT; 0 % shared costs under 1 % of the step time.
+
+576 of 640 prompt tokens are shared. Requests run one at a time, alternately with and without the cache. Without
+shared prefixes, the cost of the cache is the time inside its methods, each call timed, divided by the time of all
+steps.
+"""
 
 from __future__ import annotations
 

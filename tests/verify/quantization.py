@@ -1,6 +1,7 @@
 """Small weights and caches: perplexity within 1 % of fp32's with int8, within 0.1 % with a bf16 cache.
 
-Runs native kernels on this machine's CPU, without a server.
+The text is 'Coriolanus' (`tests/verify/texts`), cut into windows of 512 tokens. The engines run one after the other
+in one process, without a server, on native CPU kernels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Property tests hold on many new random examples, and tests that take long pass.
 
-`make test` uses few examples, the same each time, and skips the tests marked `long`.
+`make test` uses few examples, the same each time. `LMI_TEST_EXAMPLES=full` uses four times as many, with new seeds,
+and also runs the tests marked `long`, which `make test` skips. A failing test prints how to repeat it.
 """
 
 from __future__ import annotations

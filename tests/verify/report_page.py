@@ -2,7 +2,10 @@
 
     python -m tests.verify.report_page [--keep FOLDER]
 
-`--keep` keeps the pages and a screenshot of each.
+One page shows real rounds with slots from step traces, the other made-up runs of `--find-rate`. A script in a copy
+of each page looks for elements beyond the window, for cut-off texts, and for plot labels outside their plot. The
+page must write nothing to the console, as it would if it loaded anything. Requires Chromium (Debian: `apt-get
+install chromium`). `--keep` keeps the pages and a screenshot of each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""Rolling batching: a newcomer joins within 3 steps; 32 at once give at least 4x the tokens of one."""
+"""Rolling batching: a newcomer joins within 3 steps; 32 at once give at least 4x the tokens of one.
+
+16 streams of 400 tokens run. Five times a new request of 4 tokens is sent. `lmi_steps_total` is read just before
+sending and when the first record has arrived. Both readings are taken between steps, so the difference may exceed
+the steps inside the engine by up to two; the median of the five must be at most 3. Meanwhile each of the 16 streams
+must have received tokens, and all must finish with all their tokens.
+
+Throughput is measured with 32 different prompts of exactly 32 tokens (cut with the model's tokenizer), 128 tokens
+out, EOS ignored, one request at a time and 32 at once. After a warm-up of both, the two alternate, so that slow
+changes of the machine affect both alike. Figures are medians with minimum and maximum; the gain is the ratio of
+medians.
+"""
 
 from __future__ import annotations
 

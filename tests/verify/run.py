@@ -1,8 +1,8 @@
-"""`make verify`: run every line of docs/verify.md and print PASS or FAIL, with figures.
+"""`make verify`: run every check of docs/verify.md and print PASS or FAIL, with figures.
 
     python -m tests.verify.run [--only N]... [--skip-fresh-clone] [--list]
 
-Exits with 1 if any line fails.
+Exits with 1 if any check fails.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # to run this file
 
 from tests.verify.lab import NAMES, Report, make_lab, run_check, title_of
 
-LINES = {number: import_module(f"tests.verify.{name}") for number, name in enumerate(NAMES, 1)}
-"""The modules of the lines of docs/verify.md by number. Each has a function `verify`."""
+CHECKS = {number: import_module(f"tests.verify.{name}") for number, name in enumerate(NAMES, 1)}
+"""The modules of the checks of docs/verify.md by number. Each has a function `verify`."""
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Check that the server does what docs/verify.md says.")
     parser.add_argument(
-        "--only", type=int, action="append", choices=LINES, help="run this line only; repeatable"
+        "--only", type=int, action="append", choices=CHECKS, help="run this check only; repeatable"
     )
-    parser.add_argument("--skip-fresh-clone", action="store_true", help="skip line 1, the longest")
-    parser.add_argument("--list", action="store_true", help="print the lines and exit")
+    parser.add_argument("--skip-fresh-clone", action="store_true", help="skip check 1, the longest")
+    parser.add_argument("--list", action="store_true", help="print the checks and exit")
     return parser.parse_args(arguments)
 
 
@@ -38,22 +38,22 @@ def summary(reports: list[Report], skipped: list[int]) -> None:
         for failure in report.failures:
             print(f"       NOT {failure}")
     for number in skipped:
-        print(f"---- {number}. {title_of(LINES[number])} (not run)")
-    print(f"{sum(report.passed for report in reports)} of {len(reports)} lines run passed", flush=True)
+        print(f"---- {number}. {title_of(CHECKS[number])} (not run)")
+    print(f"{sum(report.passed for report in reports)} of {len(reports)} checks run passed", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.list:
-        for number, line in LINES.items():
-            print(f"{number}. {title_of(line)}\n   python -m {line.__name__}")
+        for number, check in CHECKS.items():
+            print(f"{number}. {title_of(check)}\n   python -m {check.__name__}")
         return 0
-    selected = [number for number in LINES if options.only is None or number in options.only]
+    selected = [number for number in CHECKS if options.only is None or number in options.only]
     if options.skip_fresh_clone:
         selected = [number for number in selected if number != 1]
     lab = make_lab()
-    reports = [run_check(LINES[number].verify, lab) for number in selected]
-    summary(reports, [number for number in LINES if number not in selected])
+    reports = [run_check(CHECKS[number].verify, lab) for number in selected]
+    summary(reports, [number for number in CHECKS if number not in selected])
     if all(report.passed for report in reports):
         shutil.rmtree(lab.folder)
         return 0

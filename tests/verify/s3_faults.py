@@ -1,7 +1,9 @@
 """269 MB from S3 with 20 cuts equal the originals; every failure is one sentence within 10 s.
 
-A real S3 server (SeaweedFS) runs behind a proxy that cuts, corrupts, truncates and refuses. Each case runs
-`python -m container serve` or `prepare` with an empty cache.
+The S3 server is SeaweedFS, behind a proxy that can cut, corrupt, truncate, delay and refuse, and that counts the
+bytes it sends. Each case runs `python -m container serve` or `prepare` with an empty cache. A cut may lose the 256
+KiB block that was being read. The full disk is a separate, small file system; creating it requires root. It keeps
+what has arrived: when space is free again, the next start fetches the rest.
 """
 
 from __future__ import annotations
@@ -205,7 +207,7 @@ def _check_small_disk(place: _Place, report: Report) -> None:
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=400m", "tmpfs", str(disk)]
     if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
-        report.require(False, "a small disk could not be mounted: this line needs root")
+        report.require(False, "a small disk could not be mounted: this check needs root")
         return
     other = disk / "other"
     try:

@@ -1,4 +1,7 @@
-"""A folder with only a serving.properties that names an S3 URI serves, again without fetching."""
+"""A folder with only a serving.properties that names an S3 URI serves, again without fetching.
+
+A proxy counts the bytes of objects: the size of the model for the first start, none for the second.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Sampling: transformers' processors to 1e-5, frequencies are probabilities, seeds decide alone.
 
-Runs the sampler of both engines on random logits on the CPU, without a server or a model, and then its tests.
+Runs the sampler of both engines on the CPU, without a server or a model, and then its tests: random logits, batches
+of mixed rows, 200,000 draws for each distribution.
 """
 
 from __future__ import annotations

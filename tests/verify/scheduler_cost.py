@@ -1,4 +1,7 @@
-"""Scheduler: at most 500 us a step at 256 running and 1,000 waiting; linear in running, flat in waiting."""
+"""Scheduler: at most 500 us a step at 256 running and 1,000 waiting; linear in running, flat in waiting.
+
+Runs `step_cost.py` on one core, without torch or a model: the scheduler's own work with real, growing block tables.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""100,000 random scheduler steps per combination, 1,000,000 allocator operations; planted bugs are found."""
+"""100,000 random scheduler steps per combination, 1,000,000 allocator operations; planted bugs are found.
+
+`tests/engines/mpi/scheduler/property_steps.py` drives the scheduler, its allocators and a model without
+tensors. Arrivals, aborts, failures, deadlines, changed limits, tenants, priorities and shared prompts are
+random, and the pools are so small that preemptions are frequent. Every step is followed by checks of budgets,
+blocks, the order of admission and starvation. Every request must end once, with exactly the tokens that it gets
+alone. `allocator_operations.py` compares the allocators with a naive record of the same operations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Greedy tokens do not depend on the batch, chunks, preemption, cached prefixes, paging or admission."""
+"""Greedy tokens do not depend on the batch, chunks, preemption, cached prefixes, paging or admission.
+
+The engine runs in one process, without sockets. Each schedule draws a mode (admission, paging, prefix cache,
+order, chunks or pauses, limits, pool size) and 3 to 14 requests with random moments of arrival, some with the same
+prompt. The expected tokens are those of the request alone for the tiny model, and those of transformers for the
+bundled model.
+"""
 
 from __future__ import annotations
 

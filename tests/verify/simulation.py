@@ -2,8 +2,14 @@
 
     python -m tests.verify.simulation [--rounds N]
 
-The speed of a shared machine changes by tens of per cent within minutes. Therefore every round records its own
-trace, of a configuration that runs between the others, and the others are predicted from it.
+A server with a batch of 32 and default settings writes a step trace under a load that grows to 32 users. Ten
+configurations differ from it in the batch's size, the size or absence of chunks, paging, static batching, or a KV
+cache so small that sequences are preempted. Each runs five rounds of another load, with spread lengths, and is
+simulated with the seeds of these rounds. The error is the median over the rounds, since a busy machine may have
+slowed one of them.
+
+The speed of a shared machine changes by tens of percent within minutes. Therefore every round records its own trace,
+of a configuration that runs between the others, and the others are predicted from it.
 """
 
 from __future__ import annotations
@@ -64,8 +70,8 @@ def verify(lab: Lab, report: Report, *, rounds: int = 5) -> None:
             for one in runs
         ]
         for measure, keys in FIGURES.items():
-            real = [_value(one["figures"], keys) for one in runs]
-            predicted = [_value(one["figures"], keys) for one in simulated]
+            real = [_value(one["metrics"], keys) for one in runs]
+            predicted = [_value(one["metrics"], keys) for one in simulated]
             # In each round, the simulated and the real run had the same requests.
             ratios = [one / other for one, other in zip(predicted, real, strict=True)]
             error = statistics.median(ratios) - 1

@@ -1,6 +1,21 @@
 """Greedy tokens of 32 prompts equal transformers' in fp32; each rank reads only its own weights.
 
-Each rank's reading is measured by its own count and by the kernel's.
+The prompts are in `tests/support/prompts.py`: 16 chats, rendered with the model's chat template, and 16 plain
+texts, 5 to 600 tokens long. transformers' `generate` continues each of them alone in fp32, greedily, for 64 tokens,
+past EOS (`tests/support/oracle_generate.py`). The result is cached under a hash of model files, prompt and library
+versions. Requests ignore EOS too; `tests/e2e` compares some answers up to EOS. For each tensor-parallel degree and
+both kinds of attention, one server answers all 32 prompts one by one, then all 32 at seeded random moments, half of
+them streamed.
+
+"n of m tokens equal" counts leading equal tokens. The check passes only when all tokens, the finish reason and
+the text are equal for every prompt. The "nearest tie" is the smallest distance between the two best logits in
+transformers, which is the margin for rounding errors.
+
+Each rank counts the bytes that it reads while it loads its weights and logs them beside the bytes of the parameters
+that it owns. The ratio of the two must be at most 1.1. All ranks together must own at least 99 % of the bytes on
+disk, so that no weight is left unread. As an external check, the files are dropped from the page cache before the
+server starts, and the bytes that all ranks read from the disk by the kernel's count must be 0.9 to 1.1 times the
+size of the files.
 """
 
 from __future__ import annotations

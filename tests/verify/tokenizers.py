@@ -1,4 +1,9 @@
-"""Ids, streamed texts and chats of 25 families' tokenizers are transformers'."""
+"""Ids, streamed texts and chats of 25 families' tokenizers are transformers'.
+
+The tests of `tests/container/models/test_families.py` with 2,000 texts instead of 100: words of 20 scripts,
+emoji, combining marks, runs of white space, and each tokenizer's special tokens within the text. The table is
+`tests/support/tokenizer_families`. Each text is also streamed token by token, and so are random tokens.
+"""
 
 from __future__ import annotations
 

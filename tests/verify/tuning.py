@@ -1,4 +1,10 @@
-"""lmi tune on three workloads: at least 95 % of the best of a full grid with at most 20 % of its rounds."""
+"""lmi tune on three workloads: at least 95 % of the best of a full grid with at most 20 % of its rounds.
+
+`lmi compare --set` runs the whole grid of batch sizes, prompt tokens per step and chunking, three rounds of
+each. `lmi tune` gets the same values, a file with the smallest ones, and the same rounds; its runs for fitting step
+times count as rounds. Its choice and the best of the grid are then run again, alternating for eight rounds, because
+the best of 24 noisy figures looks better than it is.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +65,7 @@ def figures(data: dict[str, Any], workload: Workload) -> dict[str, float]:
     """Return the median of the figure over the rounds, by configuration."""
     found: dict[str, list[float]] = {}
     for one in data["rounds"]:
-        value = one["figures"]
+        value = one["metrics"]
         for key in workload.keys:
             value = value[key]
         found.setdefault(one["configuration"], []).append(value)

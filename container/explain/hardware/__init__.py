@@ -68,7 +68,7 @@ _GIB_PER_VCPU = {"c": 2, "m": 4, "r": 8}
 """Memory for each vCPU, by family, from the fifth generation on."""
 _CPU_NETWORK = 1.25e9
 """Network bandwidth of instances without accelerators in bytes per second. They have up to 10 Gbit/s or more."""
-_LEAST_CAPABILITY = 7.5
+_MIN_CAPABILITY = 7.5
 """Lowest compute capability that CUDA 13 supports."""
 _INSTANCE = re.compile(
     r"ml\.(?P<family>[a-z]+)(?P<generation>\d+)(?P<features>[a-z]*)(-(?P<chip>[a-z]+)\d+)?\..*"
@@ -111,7 +111,7 @@ def image_obstacle(device: Device) -> str:
     capability = device.compute_capability
     if not capability:
         return "" if device.name == CPU else _not_supported(device.name)
-    return "" if float(capability) >= _LEAST_CAPABILITY else _too_old(device.name, capability)
+    return "" if float(capability) >= _MIN_CAPABILITY else _too_old(device.name, capability)
 
 
 def instance_obstacle(name: str) -> str:
@@ -145,7 +145,7 @@ def _not_supported(accelerator: str) -> str:
 def _too_old(device: str, capability: str) -> str:
     return (
         f"the CUDA image is built with CUDA 13, which does not run on {device} (compute capability {capability};"
-        f" allowed: {_LEAST_CAPABILITY} and above)"
+        f" allowed: {_MIN_CAPABILITY} and above)"
     )
 
 

@@ -15,12 +15,12 @@ from container.explain.target import ServingTarget
 from engines.config import MpiEngineConfig, PythonEngineConfig
 from engines.models.architectures import read_config
 from engines.models.config import ModelConfig, UnsupportedModel
-from engines.models.foreign.description import ForeignConfig, describe
+from engines.models.transformers_backend.description import TransformersModelConfig, describe
 from engines.mpi.cache.window import request_blocks
 from engines.mpi.runner.budget import ACTIVATION_HEADROOM, CONTEXT_BYTES, gpu_cache_bytes, local_bytes
 from engines.mpi.runner.largest_step import SCORED_TOKENS, LargestStep
 from engines.partition import split_evenly, split_heads
-from engines.sampling.batch import SAMPLED_ROWS
+from engines.sampling.batch import MAX_SAMPLED_ROWS
 from lmi_server.config import EngineOptions
 
 _SAMPLED_COPIES = 30
@@ -84,7 +84,7 @@ def activation_bytes(model: ModelConfig, tokens: int, sampled: int, ranks: int, 
     # The residual stream, its norm, and the result of attention or MLP.
     layer = tokens * (3 * model.hidden_size + widest) * element
     scored = min(SCORED_TOKENS, tokens)
-    copies = max(_SAMPLED_COPIES * min(SAMPLED_ROWS, sampled), _SCORED_COPIES * scored)
+    copies = max(_SAMPLED_COPIES * min(MAX_SAMPLED_ROWS, sampled), _SCORED_COPIES * scored)
     rows = max(sampled, scored) + copies
     return layer + int(rows * model.vocab_size * 4)
 
@@ -134,7 +134,7 @@ def _predict_rolling(
     kv_tokens, wanted = blocks * cache.block_size, min(length or longest, longest)
     each = request_blocks(wanted, cache, model.window, largest.num_tokens)
     settings = engine.scheduler.settings
-    allowed, fitting = settings.num_places, blocks // each
+    allowed, fitting = settings.max_running, blocks // each
     places = "max_rolling_batch_size" if allowed == settings.max_num_seqs else "max_num_batched_tokens"
     limit = f"option.{places}; the KV cache has room for {fitting:,}"
     shortage = _shortage((own + step + blocks * local_block) * (1 if on_gpu else ranks), available, on_gpu)
@@ -175,7 +175,7 @@ def _remedy(
 ) -> str:
     """Name the next larger tensor-parallel degree that fits, with fewer copies if needed; else other options."""
     most = min(target.machine.gpu_count, model.num_kv_heads)
-    if isinstance(model, ForeignConfig) and model.one_rank_only:
+    if isinstance(model, TransformersModelConfig) and model.one_rank_only:
         most = 1
     for degree in range(engine.parallel.tp_size + 1, most + 1):
         larger = replace(engine, parallel=replace(engine.parallel, tp_size=degree))

@@ -20,7 +20,7 @@ DISK_RATE = 1e9
 """Assumed bytes per second of a local disk, written by a download or read by all ranks together."""
 _MARGIN = 2
 """Ratio of a recommended timeout to the predicted time."""
-_LEAST_TIMEOUT, LONGEST_TIMEOUT = 60, 3600
+_MIN_TIMEOUT, MAX_TIMEOUT = 60, 3600
 """Limits of SageMaker's timeouts, in seconds."""
 _INVOCATION_SECONDS = 60
 """Time after which SageMaker cuts off a response."""
@@ -122,13 +122,13 @@ def health_check_timeout(download_seconds: float, load_seconds: float, loading_t
     download_seconds: the container's own download, after which `option.model_loading_timeout` begins.
     """
     own = 60 * math.ceil(download_seconds / 60) + math.ceil(loading_timeout)
-    return max(platform_timeout(download_seconds + load_seconds), min(LONGEST_TIMEOUT, own))
+    return max(platform_timeout(download_seconds + load_seconds), min(MAX_TIMEOUT, own))
 
 
 def platform_timeout(seconds: float) -> int:
     """Return SageMaker's timeout for work of this duration: seconds, in whole minutes."""
     minutes = math.ceil(seconds * _MARGIN / 60)
-    return max(_LEAST_TIMEOUT, min(LONGEST_TIMEOUT, 60 * minutes))
+    return max(_MIN_TIMEOUT, min(MAX_TIMEOUT, 60 * minutes))
 
 
 def _seconds(seconds: float) -> str:

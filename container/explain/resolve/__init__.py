@@ -28,7 +28,7 @@ def obstacles(config: LmiConfig, machine: Machine) -> tuple[str, ...]:
     count, degree = copies.num_copies(options, machine), options.tensor_parallel_degree
     found = [*engine.obstacles(options, machine)]
     if not found:  # one copy fits
-        found += copies.obstacles(options, machine, rolling.most_ranks(machine))
+        found += copies.obstacles(options, machine, rolling.max_ranks(machine))
         share = copies.machine_share(options, machine)
         found += (_do_not_fit(count, machine, reason) for reason in engine.obstacles(options, share))
     lack = shared_memory.shortage(degree if rolls and isinstance(degree, int) else 1, machine, count)

@@ -16,13 +16,13 @@ from engines.models.config.attention import default_sequence, longest_sequence
 from engines.models.config.fields import Fields, UnsupportedModel, class_name
 from engines.models.config.library import type_defaults
 from engines.models.config.selection import with_architecture
-from engines.models.foreign.sources import (
+from engines.models.gguf_index import read_index
+from engines.models.transformers_backend.sources import (
     audio_architectures,
     generates,
     generating_architectures,
     model_types,
 )
-from engines.models.gguf_index import read_index
 from lmi_server.config import EngineOptions, LmiConfig
 
 _CONTEXT_NAMES = (
@@ -31,7 +31,7 @@ _CONTEXT_NAMES = (
 )
 """Keys in config.json that hold the context length."""
 _UNKNOWN_CONTEXT = 2048
-_ALIKE = 0.9
+_MIN_SIMILARITY = 0.9
 """Similarity of names from which one may be a misspelling of the other. Most architectures end alike."""
 
 
@@ -113,7 +113,7 @@ def _unknown(architecture: str, data: dict[str, Any]) -> str:
     takes_more = any(data.get(name) for name in ("vision_config", "audio_config"))
     if takes_more or architecture in audio_architectures():
         return f"transformers has no text generation model {architecture}: it takes images or audio"
-    nearest = difflib.get_close_matches(architecture, known, 1, _ALIKE)
+    nearest = difflib.get_close_matches(architecture, known, 1, _MIN_SIMILARITY)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return f"transformers has no text generation model {architecture}{hint}"
 

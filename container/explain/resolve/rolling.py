@@ -17,27 +17,27 @@ from engines.models.architectures import ARCHITECTURES, read_config
 from engines.models.config import ModelConfig, UnsupportedModel
 from engines.models.config.fields import class_name
 from engines.models.config.selection import with_architecture
-from engines.models.foreign.description import ForeignConfig, describe
-from engines.models.foreign.sources import generates
+from engines.models.transformers_backend.description import TransformersModelConfig, describe
+from engines.models.transformers_backend.sources import generates
 from lmi_server.config import EngineOptions, LmiConfig
 
 _GIB = 1024**3
 _RANKS_PER_CORE = 2
-_LEAST_RANKS = 4
+_MIN_RANKS = 4
 """Ranks allowed on any machine, even if they are slow."""
 _MAX_GPU_HEAD_DIM = 256
 """Maximum for the attention kernels, which also take the halves of a head separately."""
 
 
-def most_ranks(machine: Machine) -> int:
+def max_ranks(machine: Machine) -> int:
     """Return the maximum number of ranks on a CPU. Ranks busy-wait for each other."""
-    return max(_LEAST_RANKS, machine.cpu_count * _RANKS_PER_CORE)
+    return max(_MIN_RANKS, machine.cpu_count * _RANKS_PER_CORE)
 
 
 def obstacles(options: EngineOptions, machine: Machine) -> Iterator[str]:
     """Yield the reasons why `machine` cannot serve these options, without looking at the model's files."""
     degree, name = options.tensor_parallel_degree, "option.tensor_parallel_degree"
-    ranks = most_ranks(machine)
+    ranks = max_ranks(machine)
     if isinstance(degree, int) and machine.gpu_count and degree > machine.gpu_count:
         yield f"{name}={degree} needs {degree} GPUs; {machine.name} has {machine.gpu_count}"
     if isinstance(degree, int) and not machine.gpu_count and degree > ranks:
@@ -58,7 +58,7 @@ def resolve(
     model = _describe(config, model_path, decisions)
     if config.source.load_format != "dummy":
         weights.require_safetensors(model_path)
-    foreign = isinstance(model, ForeignConfig)
+    uses_transformers = isinstance(model, TransformersModelConfig)
     if config.source.trust_remote_code:
         decisions.notes.append(
             f"option.trust_remote_code=true: {model.architecture} is built in, so remote code is not used"
@@ -86,13 +86,13 @@ def resolve(
             load_format=config.source.load_format,
             quantize=options.quantize,
             byte_ranges=BYTE_RANGES if config.source.load_format == "stream" else "",
-            impl="transformers" if foreign else "lmi",
+            impl="transformers" if uses_transformers else "lmi",
         ),
         parallel=ParallelConfig(
             tp_size=degree,
             device=device,
             threads_per_rank=machine.threads(degree),
-            enforce_eager=options.enforce_eager or foreign,
+            enforce_eager=options.enforce_eager or uses_transformers,
         ),
         cache=cache,
         scheduler=scheduler,
@@ -159,7 +159,7 @@ def _architecture(path: Path) -> str:
 def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, decisions: Decisions) -> int:
     name, heads = "option.tensor_parallel_degree", model.num_kv_heads
     requested = options.tensor_parallel_degree
-    alone = model.one_rank_only if isinstance(model, ForeignConfig) else ""
+    alone = model.one_rank_only if isinstance(model, TransformersModelConfig) else ""
     if alone and isinstance(requested, int) and requested > 1:
         raise CannotServe(f"{name}={requested}: {model.architecture} runs on one rank only: {alone}")
     if isinstance(requested, int):
@@ -180,8 +180,10 @@ def _degree(options: EngineOptions, model: ModelConfig, machine: Machine, decisi
     if alone:
         return decisions.record(name, 1, alone)
     degree = min(machine.gpu_count, heads)
-    cause = "all GPUs" if degree == machine.gpu_count else f"the model has {heads} KV heads"
-    return decisions.record(name, degree, f"{cause} ({machine.gpu_count})")
+    limit = (
+        f"the model has {heads} KV head{'' if heads == 1 else 's'}, and there are {machine.gpu_count} GPUs"
+    )
+    return decisions.record(name, degree, "all GPUs" if degree == machine.gpu_count else limit)
 
 
 def _require_native(options: EngineOptions, device: str, machine: Machine) -> None:
@@ -234,7 +236,7 @@ def _cache(options: EngineOptions, machine: Machine, device: str, decisions: Dec
     if prefix_caching is None:
         prefix_caching = decisions.record("option.enable_prefix_caching", paged, _paging(options))
     return CacheConfig(
-        block_size=options.block_size or decisions.record("option.block_size", 16, "the default"),
+        block_size=options.block_size,
         paged=paged,
         dtype=options.kv_cache_dtype,
         prefix_caching=prefix_caching,

@@ -73,8 +73,8 @@ def rank_bytes(model: ModelConfig, settings: ModelSettings, ranks: int, machine:
         for stored, count in counts.items()
     )
     int8 = settings.quantize == "int8"
-    screen = model.screen_bytes(ranks) if machine.cpu_kernels and not int8 else 0
-    return model.weight_bytes(num_bytes / counts.total(), ranks, int8) + screen
+    bounds = model.logit_bounds_bytes(ranks) if machine.cpu_kernels and not int8 else 0
+    return model.weight_bytes(num_bytes / counts.total(), ranks, int8) + bounds
 
 
 def _count_by_dtype(path: Path) -> Counter[str]:

@@ -43,11 +43,9 @@ from container.measure.bench.workload import BenchError, BenchRequest, Workload,
 from container.measure.output import (
     csv_option,
     json_option,
+    publish,
     require_writable,
-    show,
-    write_all,
     write_csv,
-    write_json,
 )
 from container.models.files.bundled import BUNDLED_MODEL, bundled_folder
 from container.progress import ProgressView, view_for
@@ -162,10 +160,12 @@ def bench(
         found = _search(client, origin, loaded, load.rate)
     else:
         found = BenchReport(origin, client.measure(scenario, measured, seed)[1])
-    show([found.table()], itertools.starmap(Text, found.lines()), json_path)
-    write_all(
+    publish(
+        [found.table()],
+        itertools.starmap(Text, found.lines()),
+        found.json_values(),
+        json_path,
         lambda: write_csv(REQUEST_COLUMNS, client.rows, csv_path),
-        lambda: write_json(found.json_values(), json_path),
     )
     sys.exit(0 if found.succeeded else 1)
 

@@ -63,22 +63,22 @@ class BenchReport:
     """The report of one run."""
 
     origin: BenchOrigin
-    figures: Figures
+    metrics: Figures
 
     @property
     def succeeded(self) -> bool:
         """Whether no request failed."""
-        return not self.figures.num_errors
+        return not self.metrics.num_errors
 
     def json_values(self) -> dict[str, Any]:
         """Return the report as JSON values. Times are in seconds."""
-        failed = failed_requests(self.figures.num_errors, self.figures.num_requests)
+        failed = failed_requests(self.metrics.num_errors, self.metrics.num_requests)
         values = self.origin.json_values(self.table(), self.lines(), failed)
-        return {**values, "figures": dataclasses.asdict(self.figures)}
+        return {**values, "metrics": dataclasses.asdict(self.metrics)}
 
     def table(self) -> Table:
         """Return a table with the mean and percentiles of each time."""
-        figures = self.figures
+        figures = self.metrics
         between = (
             "between tokens" if DIALECTS[self.origin.dialect].pieces_are_tokens else "between pieces of text"
         )
@@ -96,7 +96,7 @@ class BenchReport:
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the lines below the table, each with its style: rates, errors and notes."""
-        figures = self.figures
+        figures = self.metrics
         late = f" ({figures.num_timeouts} timed out)" if figures.num_timeouts else ""
         lines = [
             (
@@ -118,7 +118,7 @@ class BenchReport:
 
     def _own_lines(self) -> list[tuple[str, str]]:
         """Return the lines about the client."""
-        figures = self.figures
+        figures = self.metrics
         lines = [
             (
                 f"client: at most {1000 * figures.worst_lag_seconds:.1f} ms late, busy for"
@@ -146,8 +146,8 @@ class SearchReport:
     def json_values(self) -> dict[str, Any]:
         """Return the report as JSON values. Times are in seconds; the rate of a burst is null."""
         best = best_trial(self.trials)
-        failed = sum(trial.figures.num_errors for trial in self.trials)
-        total = sum(trial.figures.num_requests for trial in self.trials)
+        failed = sum(trial.metrics.num_errors for trial in self.trials)
+        total = sum(trial.metrics.num_requests for trial in self.trials)
         found = Finding(
             "highest sustained rate",
             f"{format_number(best.rate)} requests/s." if best else "No rate is sustained.",
@@ -174,12 +174,12 @@ class SearchReport:
         limits = f" within {self.origin.slo.describe()}" if self.origin.slo else ""
         found = (
             f"highest sustained rate{limits}: {format_number(best.rate)} requests/s,"
-            f" {format_number(best.figures.output_tokens_per_second)} output tokens/s"
+            f" {format_number(best.metrics.output_tokens_per_second)} output tokens/s"
             if best
             else f"no rate is sustained{limits}"
         )
         limited = dict.fromkeys(
-            trial.figures.client_limited for trial in self.trials if trial.figures.client_limited
+            trial.metrics.client_limited for trial in self.trials if trial.metrics.client_limited
         )
         bound = open_bound(self.trials)
         stopped = f"the search ended after {len(self.trials)} runs, and the rate is {bound}; set --rate"

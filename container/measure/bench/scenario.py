@@ -62,7 +62,7 @@ PRESETS: Mapping[str, Scenario] = {
     for name, (workload, arrivals) in {
         "aws-1": (Workload(Fixed(32), Fixed(128), 128), _USERS),
         "aws-2": (Workload(Fixed(256), Fixed(32), 128), _USERS),
-        "summarise": (Workload(Fixed(500), Normal(100, 20), 128), _USERS),
+        "summarize": (Workload(Fixed(500), Normal(100, 20), 128), _USERS),
         "code": (Workload(Fixed(15), Fixed(500), 128), _USERS),
         "anyscale": _anyscale(_ANSWERS),
         "anyscale-32": _anyscale(_ANSWERS.at_most(32)),

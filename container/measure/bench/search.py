@@ -34,14 +34,14 @@ class RateTrial:
 
     rate: float
     """Offered requests per second; infinite if all requests are sent at once."""
-    figures: Figures
+    metrics: Figures
     too_high: str
     """Reason why this rate is too high; empty if the server sustains it."""
 
     @property
     def hopeless(self) -> bool:
         """Whether lower rates would fail too, because few requests overlap or none succeeded."""
-        return bool(self.too_high) and not self.rate * self.figures.latency.p50 >= _MIN_IN_FLIGHT
+        return bool(self.too_high) and not self.rate * self.metrics.latency.p50 >= _MIN_IN_FLIGHT
 
 
 def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> tuple[RateTrial, ...]:
@@ -52,7 +52,7 @@ def search_rate(measure: Callable[[float], RateTrial], start: float | None) -> t
     trials: list[RateTrial] = []
     if start is None:
         trials.append(measure(math.inf))
-        start = trials[0].figures.requests_per_second
+        start = trials[0].metrics.requests_per_second
     rate = start
     while rate > 0 and len(trials) < MAX_TRIALS:
         trials.append(measure(rate))
@@ -141,10 +141,10 @@ def trials_table(title: str, trials: tuple[RateTrial, ...]) -> Table:
     rows = tuple(
         (
             "all at once" if math.isinf(trial.rate) else f"{format_number(trial.rate)}/s",
-            format_number(trial.figures.requests_per_second),
-            format_number(trial.figures.output_tokens_per_second),
-            *(seconds(one.p95) for one in (trial.figures.ttft, trial.figures.tpot, trial.figures.latency)),
-            percent(trial.figures.share_within_slo),
+            format_number(trial.metrics.requests_per_second),
+            format_number(trial.metrics.output_tokens_per_second),
+            *(seconds(one.p95) for one in (trial.metrics.ttft, trial.metrics.tpot, trial.metrics.latency)),
+            percent(trial.metrics.share_within_slo),
             trial.too_high or "sustained",
         )
         for trial in trials

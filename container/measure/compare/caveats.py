@@ -37,19 +37,19 @@ def _early_end(comparison: Comparison) -> list[str]:
 
 def _failures(comparison: Comparison) -> list[str]:
     return [
-        f"{error.count} of {result.figures.num_requests} requests failed: {result.configuration},"
+        f"{error.count} of {result.metrics.num_requests} requests failed: {result.configuration},"
         f" {result.scenario}, round {result.round}: {error.text}"
         for result in comparison.rounds
-        for error in result.figures.errors
+        for error in result.metrics.errors
     ]
 
 
 def _client_limited(comparison: Comparison) -> list[str]:
     """Return one sentence for each configuration and scenario in which the client was the bottleneck."""
-    limited = [result for result in comparison.rounds if result.figures.client_limited]
+    limited = [result for result in comparison.rounds if result.metrics.client_limited]
     first = {(one.configuration, one.scenario): one for one in reversed(limited)}
     return [
-        f"{one.configuration}, {one.scenario}, round {one.round}: {one.figures.client_limited}."
+        f"{one.configuration}, {one.scenario}, round {one.round}: {one.metrics.client_limited}."
         for one in limited
         if first[one.configuration, one.scenario] is one
     ]

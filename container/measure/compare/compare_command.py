@@ -47,10 +47,8 @@ from container.measure.output import (
     bullets,
     json_option,
     plain_json,
+    publish,
     require_writable,
-    show,
-    write_all,
-    write_json,
     writing,
 )
 from container.measure.report.report_command import report_option, write_report
@@ -203,7 +201,7 @@ def compare(
         if max_rounds is not None and max_rounds < rounds:
             if _is_given("rounds"):
                 raise click.UsageError(
-                    f"--max-rounds: given {max_rounds}; accepted: at least --rounds ({rounds})"
+                    f"--max-rounds: less than --rounds (got {max_rounds}); allowed: at least {rounds}"
                 )
             rounds = max_rounds
         stopping = StoppingRule(precision, max_rounds or max(rounds, _MAX_ROUNDS), limit)
@@ -212,9 +210,7 @@ def compare(
     plan = Plan(scenarios, rounds, seed, dialect, timeout, stopping)
     options = CompareOptions(selection, plan, tokenizer, output, json_path, step_traces, report_path)
     environ = environment_for_servers()
-    with stoppable("stopped; no report was written"):
-        code = run_comparison(options, environ, detect(environ), server_starter(environ))
-    sys.exit(code)
+    sys.exit(run_comparison(options, environ, detect(environ), server_starter(environ)))
 
 
 def _is_given(parameter: str) -> bool:
@@ -226,11 +222,28 @@ def _is_given(parameter: str) -> bool:
 def run_comparison(
     options: CompareOptions, environ: Mapping[str, str], machine: Machine, start: StartServer
 ) -> int:
-    """Run the comparison, print the results and write the files. Returns the exit code.
+    """Run the comparison, write the files and print the results. Returns the exit code.
 
     Raises the errors of `ComparisonRunner.run` and `read_selection`.
     """
     origin = report.make_provenance(shlex.join(["lmi", *sys.argv[1:]]), machine)
+    with stoppable("stopped; no report was written"):
+        comparison, logs = _measure(options, environ, machine, start)
+    failures = _failures(comparison)
+    try:
+        _publish(options, comparison, origin)
+    finally:
+        if failures:
+            click.echo(with_logs(f"error: {failures}", logs), err=True)
+        else:
+            shutil.rmtree(logs)
+    return STOPPED if comparison.end is End.INTERRUPTED else 1 if failures else 0
+
+
+def _measure(
+    options: CompareOptions, environ: Mapping[str, str], machine: Machine, start: StartServer
+) -> tuple[Comparison, Path]:
+    """Run the comparison. Returns the results and the folder of the servers' logs."""
     view = view_for(sys.stderr)
     if options.step_traces is not None:
         options.step_traces.mkdir(exist_ok=True)
@@ -248,18 +261,9 @@ def run_comparison(
             traces = options.step_traces or (options.report and logs)
             try:
                 runner = ComparisonRunner(configs, plan, tokenizers, start, logs, view, traces)
-                comparison = runner.run()
+                return runner.run(), logs
             finally:
                 view.finish()
-    failures = _failures(comparison)
-    try:
-        _publish(options, comparison, origin)
-    finally:
-        if failures:
-            click.echo(with_logs(f"error: {failures}", logs), err=True)
-        else:
-            shutil.rmtree(logs)
-    return STOPPED if comparison.end is End.INTERRUPTED else 1 if failures else 0
 
 
 def _failures(comparison: Comparison) -> str:
@@ -271,20 +275,21 @@ def _failures(comparison: Comparison) -> str:
 
 
 def _publish(options: CompareOptions, comparison: Comparison, origin: Provenance) -> None:
-    """Print the results and write the files."""
+    """Write the files and print the results."""
     extra = [aws_post.section(comparison)] if options.selection.aws_post else []
     written = report.make_report(comparison, origin, extra)
-    findings = bullets((*written.findings, *caveats(comparison)))
-    show(report.terminal_tables(comparison, extra), findings, options.json_path)
     document = plain_json(report.json_values(comparison, origin, extra))
 
-    def write_markdown() -> None:
+    def write_markdown() -> str:
         with writing("--output", options.output):
             options.output.write_text(written.markdown(), encoding="utf-8")
-        click.echo(f"report: {options.output}", err=True)
+        return f"report: {options.output}"
 
-    write_all(
-        lambda: write_json(document, options.json_path),
+    publish(
+        report.terminal_tables(comparison, extra),
+        bullets((*written.findings, *caveats(comparison))),
+        document,
+        options.json_path,
         write_markdown,
         lambda: write_report(document, options.report),
     )

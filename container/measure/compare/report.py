@@ -12,7 +12,7 @@ from container.machine import Machine, describe, versions
 from container.measure.compare import attribution, tables
 from container.measure.compare.caveats import caveats
 from container.measure.compare.configurations import Configuration
-from container.measure.compare.results import Comparison, End, StayResult
+from container.measure.compare.results import Comparison, End, ServerRun
 from container.measure.compare.summary import MEASURES, counters, equality, occupancy, over_rounds, ratio
 from container.measure.compare.verdict import headline, in_words
 from container.measure.output import Table
@@ -56,7 +56,7 @@ def make_provenance(command: str, machine: Machine) -> Provenance:
 def make_report(comparison: Comparison, provenance: Provenance, extra: Sequence[Section] = ()) -> Report:
     """Return the whole report, which is self-contained. extra: sections to add after the scenarios."""
     *names, last = [config.name for config in comparison.configs]
-    num_requests = sum(result.figures.num_requests for result in comparison.rounds)
+    num_requests = sum(result.metrics.num_requests for result in comparison.rounds)
     when, machine = provenance.when, provenance.machine
     return Report(
         title=f"Comparison of {', '.join(names)} and {last}",
@@ -74,7 +74,7 @@ def make_report(comparison: Comparison, provenance: Provenance, extra: Sequence[
             _configurations(comparison),
             Section("What was run", bullets=_what_was_run(comparison, provenance)),
             Section("How to read the figures", _HOW_TO_READ),
-            Section("Limits of these figures", bullets=caveats(comparison)),
+            Section("Caveats", bullets=caveats(comparison)),
         ),
     )
 
@@ -115,7 +115,7 @@ def _configurations(comparison: Comparison) -> Section:
 def _what_was_run(comparison: Comparison, provenance: Provenance) -> tuple[str, ...]:
     plan = comparison.plan
     reason = f" ({comparison.stopped})" if plan.stopping and comparison.end is End.AS_PLANNED else ""
-    order = ", ".join(f"{_served(stay)} ({_numbers(stay.rounds)})" for stay in comparison.stays)
+    order = ", ".join(f"{_served(run)} ({_numbers(run.rounds)})" for run in comparison.server_runs)
     return (
         f"`{provenance.command}`, {provenance.when}",
         f"machine: {provenance.machine}",
@@ -132,8 +132,8 @@ def _what_was_run(comparison: Comparison, provenance: Provenance) -> tuple[str, 
     )
 
 
-def _served(stay: StayResult) -> str:
-    first, *others = stay.configurations
+def _served(run: ServerRun) -> str:
+    first, *others = run.configurations
     return f"{first}, then with changed settings {' and '.join(others)}" if others else first
 
 
@@ -144,7 +144,7 @@ def _numbers(rounds: Sequence[int]) -> str:
 def json_values(
     comparison: Comparison, provenance: Provenance, extra: Sequence[Section] = ()
 ) -> dict[str, Any]:
-    """Return the report's text, all measurements and the summary, for `container.measure.output.write_json`."""
+    """Return the report's text, all measurements and the summary, for `container.measure.output.publish`."""
     base = comparison.configs[0].name
     return {
         **dataclasses.asdict(make_report(comparison, provenance, extra)),
@@ -154,7 +154,7 @@ def json_values(
             {**dataclasses.asdict(config), "batch_limit": config.batch_limit} for config in comparison.configs
         ],
         "rounds": comparison.rounds,
-        "stays": comparison.stays,
+        "server_runs": comparison.server_runs,
         "stopped": comparison.stopped,
         "summary": [
             _summary(comparison, config, base, scenario.name)
@@ -175,11 +175,11 @@ def _summary(comparison: Comparison, config: Configuration, base: str, scenario:
     return {
         "configuration": name,
         "scenario": scenario,
-        "figures": {one.key: over_rounds(comparison, name, scenario, one) for one in MEASURES},
+        "metrics": {one.key: over_rounds(comparison, name, scenario, one) for one in MEASURES},
         "ratios_to_first": ratios,
         "smallest_visible": {key: one.smallest_visible for key, one in ratios.items() if one and compared},
         "verdicts": {one.key: in_words(ratios[one.key], name, base, one) for one in compared},
         "batch_occupancy": occupancy(config, results),
         "counters": counters(results),
-        "tokens_of_first": equality(comparison, name, base, scenario),
+        "same_tokens_as_first": equality(comparison, name, base, scenario),
     }

@@ -72,7 +72,7 @@ class RoundResult:
     scenario: str
     round: int
     """Number of the round, from 1."""
-    figures: Figures
+    metrics: Figures
     token_ids: tuple[tuple[int, ...], ...]
     """Output token ids of each request, in the workload's order; empty without ids, or if the request failed."""
     batches: BatchSizes | None
@@ -82,7 +82,7 @@ class RoundResult:
     counters: RoundCounters = field(default_factory=RoundCounters)
     requests: tuple[RequestTiming, ...] = ()
     """Requests in the workload's order."""
-    began: float = math.nan
+    started: float = math.nan
     """Start on this machine's monotonic clock, which step traces use too (`engines/mpi/trace.py`)."""
     ended: float = math.nan
     step_trace: str = ""
@@ -90,7 +90,7 @@ class RoundResult:
 
 
 @dataclass(frozen=True, slots=True)
-class StayResult:
+class ServerRun:
     """The lifetime of one server, or one use of a server that was already running."""
 
     configurations: tuple[str, ...]
@@ -117,7 +117,7 @@ class Comparison:
     plan: Plan
     rounds: tuple[RoundResult, ...]
     """Rounds in the order in which they ran."""
-    stays: tuple[StayResult, ...]
+    server_runs: tuple[ServerRun, ...]
     stopped: str = ""
     """Reason why no more rounds were run."""
     end: End = End.AS_PLANNED
@@ -135,4 +135,4 @@ class Comparison:
     @property
     def num_failed(self) -> int:
         """Number of failed requests over all rounds."""
-        return sum(result.figures.num_errors for result in self.rounds)
+        return sum(result.metrics.num_errors for result in self.rounds)

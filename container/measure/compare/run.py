@@ -23,7 +23,7 @@ from container.measure.bench.workload import BenchRequest, load_tokenizer, make_
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.live import SharedServer, change_settings, shared_servers, tenant_headers
 from container.measure.compare.plan import Plan, in_turn
-from container.measure.compare.results import Comparison, End, RequestTiming, RoundResult, StayResult
+from container.measure.compare.results import Comparison, End, RequestTiming, RoundResult, ServerRun
 from container.measure.compare.scrape import MetricsSnapshot, NoMetrics, kv_use, sampling, scrape
 from container.measure.compare.server_process import ReadyServer, ServerFailed, StartServer
 from container.measure.compare.stopping import reason_to_stop
@@ -72,8 +72,8 @@ class _ServerUse:
                 with contextlib.suppress(OSError):  # only the trace is lost
                     shutil.copyfile(self.trace, self.kept_trace)
 
-    def result(self) -> StayResult:
-        return StayResult(
+    def result(self) -> ServerRun:
+        return ServerRun(
             configurations=tuple(dict.fromkeys(self.served)),
             rounds=tuple(dict.fromkeys(self.rounds)),
             start_up_seconds=self.server.start_up_seconds,
@@ -106,17 +106,18 @@ class ComparisonRunner:
     def run(self) -> Comparison:
         """Run all rounds of all configurations. Failed requests are counted and do not end the run.
 
-        A server that fails or a stop signal ends it. The complete rounds are returned if there are any.
+        A server that fails, another error of the system, or a stop signal ends it. The complete rounds are returned if
+        there are any.
 
-        Raises BenchError; ServerFailed, NoMetrics, StopRequested before the first complete round.
+        Raises BenchError; ServerFailed, NoMetrics, OSError, StopRequested before the first complete round.
         """
         shared = {one.name: server for server in shared_servers(self.configs) for one in server.members}
         rounds: list[RoundResult] = []
         uses: list[_ServerUse] = []
         comparison = Comparison(self.configs, self.plan, (), ())
-        began, end = time.monotonic(), End.AS_PLANNED
+        started, end = time.monotonic(), End.AS_PLANNED
         try:
-            while not (reason := reason_to_stop(comparison, time.monotonic() - began)):
+            while not (reason := reason_to_stop(comparison, time.monotonic() - started)):
                 number = comparison.num_rounds + 1
                 self._make_requests(number)  # in advance, so that no running server waits for them
                 for name in in_turn(list(shared), number):
@@ -127,7 +128,7 @@ class ComparisonRunner:
                     rounds += self._rounds(uses[-1], name, number)
                 comparison = replace(comparison, rounds=tuple(rounds))
             uses[-1].stop()
-        except (ServerFailed, NoMetrics) as error:
+        except (ServerFailed, NoMetrics, OSError) as error:
             if not comparison.rounds:
                 raise
             end, reason = End.SERVER_FAILED, str(error)
@@ -138,8 +139,8 @@ class ComparisonRunner:
         finally:
             if uses:
                 uses[-1].server.kill()
-        stays = tuple(use.result() for use in uses if use.served)
-        return replace(comparison, stays=stays, stopped=reason, end=end)
+        server_runs = tuple(use.result() for use in uses if use.served)
+        return replace(comparison, server_runs=server_runs, stopped=reason, end=end)
 
     def _make_requests(self, number: int) -> None:
         seed = self.plan.round_seed(number)
@@ -189,7 +190,7 @@ class ComparisonRunner:
         sessions = scenario.arrivals.sessions(requests, seed)
         title = f"{name}: round {number}{self._of_rounds()}, {scenario.name}"
         before = _scrape_when_idle(server.url)
-        began = time.monotonic()
+        started = time.monotonic()
         with sampling(lambda: scrape(server.url)) as samples:
             run = self._load(server, name, sessions, title)
         ended = time.monotonic()
@@ -201,7 +202,7 @@ class ComparisonRunner:
             configuration=name,
             scenario=scenario.name,
             round=number,
-            figures=figures(run, requests, self.plan.slo),
+            metrics=figures(run, requests, self.plan.slo),
             token_ids=tuple(
                 () if failed else outcome.token_ids
                 for outcome, failed in zip(run.outcomes, failures, strict=True)
@@ -213,7 +214,7 @@ class ComparisonRunner:
                 RequestTiming.of(outcome, request, failed)
                 for outcome, request, failed in zip(run.outcomes, requests, failures, strict=True)
             ),
-            began=began,
+            started=started,
             ended=ended,
             step_trace=str(use.kept_trace) if use.is_traced else "",
         )
@@ -262,7 +263,7 @@ def _of_first_copy(trace: Path, config: Configuration) -> Path:
 
 
 def _one_line(title: str, result: RoundResult) -> str:
-    measured = result.figures
+    measured = result.metrics
     batch = f", batch {format_number(result.batches.mean)}" if result.batches else ""
     return (
         f"{title}: {format_number(measured.output_tokens_per_second)} tokens/s, TTFT p50 {seconds(measured.ttft.p50)},"

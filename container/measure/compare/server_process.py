@@ -163,10 +163,13 @@ class ServerProcess:
 
         limit: time limit, in seconds. Raises ServerFailed.
         """
-        port = free_port()
         started = time.monotonic()
-        log = log_path.open("ab", buffering=0)
-        child = Child.start(name, [*command, str(port)], environ, log=log)
+        try:
+            port = free_port()
+            log = log_path.open("ab", buffering=0)
+            child = Child.start(name, [*command, str(port)], environ, log=log)
+        except OSError as error:
+            raise ServerFailed(f"{name}: the server cannot be started: {error}") from error
         server = cls(child, port, log)
         try:
             server._wait_ready(started, limit, health)

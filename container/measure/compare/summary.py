@@ -96,7 +96,7 @@ def times(ratio: Ratio | None) -> str:
 
 def over_rounds(comparison: Comparison, name: str, scenario: str, measure: Measure) -> Median | None:
     """Return the median of a configuration's measure over the rounds of a scenario."""
-    return median(measure.of(result.figures) for result in comparison.of(name, scenario))
+    return median(measure.of(result.metrics) for result in comparison.of(name, scenario))
 
 
 def ratio(
@@ -111,9 +111,9 @@ def ratio(
 
     num_measures: number of reported measures of each pair.
     """
-    below = {result.round: measure.of(result.figures) for result in comparison.of(base, scenario)}
+    below = {result.round: measure.of(result.metrics) for result in comparison.of(base, scenario)}
     ratios = [
-        measure.of(result.figures) / below[result.round]
+        measure.of(result.metrics) / below[result.round]
         for result in comparison.of(name, scenario)
         if below.get(result.round)
     ]

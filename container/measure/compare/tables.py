@@ -116,7 +116,7 @@ def _server(comparison: Comparison, config: Configuration, scenario: str) -> dic
         ),
         f"responses with the same tokens as {base}": _share_identical(same),
         "first difference at output token": _where(same),
-        "failed requests": str(sum(result.figures.num_errors for result in results)),
+        "failed requests": str(sum(result.metrics.num_errors for result in results)),
     }
 
 
@@ -130,9 +130,9 @@ def configurations_table(comparison: Comparison) -> Table:
     """Return each configuration with the start-up time and peak memory of its server."""
     rows = []
     for config in comparison.configs:
-        lives = [stay for stay in comparison.stays if config.name in stay.configurations]
-        peaks = [stay.peak_memory_bytes for stay in lives if stay.peak_memory_bytes is not None]
-        start = median(stay.start_up_seconds for stay in lives if stay.start_up_seconds is not None)
+        runs = [run for run in comparison.server_runs if config.name in run.configurations]
+        peaks = [run.peak_memory_bytes for run in runs if run.peak_memory_bytes is not None]
+        start = median(run.start_up_seconds for run in runs if run.start_up_seconds is not None)
         rows.append(
             (
                 *(config.name, _origin(config), config.engine or NO_VALUE, config.model or NO_VALUE),

@@ -8,11 +8,13 @@ from typing import Literal
 from container.measure.compare.interval import Ratio
 from container.measure.compare.results import Comparison
 from container.measure.compare.summary import LATENCY_P90, TOKENS_PER_SECOND, Measure, ratio
-from container.measure.numbers import NO_VALUE, interval, percent
+from container.measure.numbers import NO_VALUE, format_number, interval, percent
 from container.measure.sections import Finding
 
-_LARGEST_BOUND = 0.25
+_MAX_BOUND = 0.25
 """If the difference may be larger than this share, the verdict is that there were too few rounds."""
+_MULTIPLE = 2.0
+"""Differences by this factor or more are said as a multiple, smaller ones in percent."""
 _NOTHING_KNOWN = 10.0
 """If an interval reaches beyond this factor on both sides of 1, its bounds are not worth printing."""
 
@@ -33,7 +35,7 @@ def headline(comparison: Comparison) -> tuple[Finding, ...]:
 def finding_kind(seen: Ratio | None) -> Literal["difference", "same", "open"]:
     if seen and seen.differs:
         return "difference"
-    return "same" if seen and _bound(seen) <= _LARGEST_BOUND else "open"
+    return "same" if seen and _bound(seen) <= _MAX_BOUND else "open"
 
 
 def _bound(seen: Ratio) -> float:
@@ -51,7 +53,7 @@ def in_words(seen: Ratio | None, name: str, base: str, measure: Measure) -> str:
         return f"too few rounds: {seen.count} rounds vary too much for a verdict"
     if seen.differs:
         return _difference(seen, name, base, measure)
-    if _bound(seen) <= _LARGEST_BOUND:
+    if _bound(seen) <= _MAX_BOUND:
         bound, visible = percent(_bound(seen)), percent(seen.smallest_visible)
         return (
             f"no difference larger than {bound} between {name} and {base} (this run could detect {visible})"
@@ -65,10 +67,16 @@ def _difference(seen: Ratio, name: str, base: str, measure: Measure) -> str:
     if (seen.value > 1) != measure.higher_is_better:
         name, base = base, name
         seen = Ratio(1 / seen.value, 1 / seen.high, 1 / seen.low, seen.count)
-    if measure.higher_is_better:
+    if measure.higher_is_better and seen.value < _MULTIPLE:
         by, least, most = (percent(share) for share in (seen.value - 1, seen.low - 1, seen.high - 1))
         said = f"{name} is faster than {base} by {by}"
-    else:
+    elif measure.higher_is_better:
+        by, least, most = (format_number(times) for times in (seen.value, seen.low, seen.high))
+        said = f"{name} is {by} times as fast as {base}"
+    elif seen.value > 1 / _MULTIPLE:
         by, least, most = (percent(share) for share in (1 - seen.value, 1 - seen.high, 1 - seen.low))
         said = f"{name} takes {by} less than {base}"
+    else:
+        by, least, most = (format_number(1 / times) for times in (seen.value, seen.high, seen.low))
+        said = f"{base} takes {by} times as long as {name}"
     return f"{said} (95 % interval {least} to {most})"

@@ -33,7 +33,7 @@ def throughput(results: Results, scenario: str) -> Iterator[Plot]:
     bars = [
         Bar(name, index, seen.value, seen.low, seen.high, _round_values(results, name, scenario))
         for index, name in enumerate(results.names)
-        if (seen := results.summary_of(name, scenario).figures.get(_THROUGHPUT))
+        if (seen := results.summary_of(name, scenario).metrics.get(_THROUGHPUT))
     ]
     if not bars:
         return
@@ -70,7 +70,7 @@ def _drawn_interval(ratio: RatioInterval) -> tuple[float, float]:
 
 
 def _round_values(results: Results, name: str, scenario: str) -> tuple[float, ...]:
-    values = (one.figures.output_tokens_per_second for one in results.rounds_of(name, scenario))
+    values = (one.metrics.output_tokens_per_second for one in results.rounds_of(name, scenario))
     return tuple(value for value in values if value is not None)
 
 
@@ -126,8 +126,8 @@ def slot_rows(results: Results, scenario: str) -> Iterator[Plot]:
 
 def _slot_use(one: ReportedRound) -> SlotUse | None:
     use = None
-    if one.step_trace and one.began is not None and one.ended is not None:
-        use = read_step_trace(Path(one.step_trace), one.began, one.ended)
+    if one.step_trace and one.started is not None and one.ended is not None:
+        use = read_step_trace(Path(one.step_trace), one.started, one.ended)
     answered = one.answered
     return use or slots_of_requests((request.due + request.ttft, request.ended) for request in answered)
 
@@ -137,8 +137,8 @@ def over_load(results: Results) -> Iterator[Plot]:
     points = [
         LoadPoint(f"{trial.rate:.3g}/s", speed, latency)
         for trial in sorted(results.trials, key=lambda trial: trial.rate or 0.0)
-        if trial.rate and (speed := trial.figures.output_tokens_per_second)
-        if (latency := trial.figures.latency.p90)
+        if trial.rate and (speed := trial.metrics.output_tokens_per_second)
+        if (latency := trial.metrics.latency.p90)
     ]
     if len(points) > 1:
         caption = (

@@ -36,12 +36,12 @@ report_option = click.option(
     "results", metavar="RESULTS.json", type=click.Path(path_type=Path, exists=True, dir_okay=False)
 )
 @click.option(
-    "--out",
+    "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_check_name,
     help="Write the HTML page to this file. Default: RESULTS.html.",
 )
-def report(results: Path, out: Path | None) -> None:
+def report(results: Path, output: Path | None) -> None:
     """Write a page with plots from the results of `lmi compare`, `lmi bench` or `lmi simulate`, written with --json.
 
     The page is one file that loads nothing else.
@@ -50,7 +50,7 @@ def report(results: Path, out: Path | None) -> None:
         document = json.loads(results.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise click.ClickException(f"{results}: not a JSON file: {error}") from error
-    path = out or results.with_suffix(".html")
+    path = output or results.with_suffix(".html")
     try:
         write_report(document, path)
     except BadResults as error:

@@ -32,7 +32,7 @@ class P90(msgspec.Struct, frozen=True):
     p90: float | None
 
 
-class RunFigures(msgspec.Struct, frozen=True):
+class RunMetrics(msgspec.Struct, frozen=True):
     output_tokens_per_second: float | None
     latency: P90
 
@@ -42,9 +42,9 @@ class ReportedRound(msgspec.Struct, frozen=True):
 
     configuration: str
     scenario: str
-    figures: RunFigures
+    metrics: RunMetrics
     requests: tuple[RequestTiming, ...]
-    began: float | None
+    started: float | None
     ended: float | None
     step_trace: str
 
@@ -59,7 +59,7 @@ class ScenarioSummary(msgspec.Struct, frozen=True):
 
     configuration: str
     scenario: str
-    figures: dict[str, Median | None] = {}
+    metrics: dict[str, Median | None] = {}
     ratios_to_first: dict[str, RatioInterval | None] = {}
 
 
@@ -77,7 +77,7 @@ class ReportedTrial(msgspec.Struct, frozen=True):
     """JSON form of `RateTrial`; the rate of a burst is null."""
 
     rate: float | None
-    figures: RunFigures
+    metrics: RunMetrics
 
 
 class Results(msgspec.Struct, frozen=True):

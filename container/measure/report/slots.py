@@ -55,7 +55,7 @@ class SlotUse:
         return 1 - sum(span.end - span.start for span in self.spans) / total if total > 0 else 0.0
 
 
-def read_step_trace(path: Path, began: float, ended: float) -> SlotUse | None:
+def read_step_trace(path: Path, started: float, ended: float) -> SlotUse | None:
     """Read the slots in the steps that started between two times of the trace's clock.
 
     Returns None if the file cannot be read, is larger than 256 MiB, or has no such step. A truncated line and all
@@ -66,7 +66,7 @@ def read_step_trace(path: Path, began: float, ended: float) -> SlotUse | None:
         if path.stat().st_size > _MAX_BYTES:
             return None
         with path.open(encoding="utf-8") as file:
-            steps.extend(step for line in file if began <= (step := json.loads(line))["time"] <= ended)
+            steps.extend(step for line in file if started <= (step := json.loads(line))["time"] <= ended)
     with contextlib.suppress(KeyError, TypeError, ValueError):  # not a step trace
         return slots_of_steps(steps)
     return None

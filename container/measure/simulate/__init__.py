@@ -1,1 +1,1 @@
-"""`lmi simulate`: the engine's own scheduling in virtual time, on this or any other machine."""
+"""`lmi simulate`: the engine's own scheduling in virtual time, with step times from data sheets or a trace."""

@@ -16,7 +16,7 @@ from container.measure.simulate.server import CannotSimulateError
 from container.measure.simulate.step_times import StepSeconds
 
 _Numbers = npt.NDArray[np.float64]
-_LEAST_STEPS = 50
+_MIN_STEPS = 50
 _HELD_OUT = 5
 """Every fifth step is held out to measure the error of predictions."""
 _ROUNDS = 5
@@ -34,7 +34,7 @@ class TooFewSteps(CannotSimulateError):
     """A trace has too few usable steps."""
 
     def __init__(self, path: str, num_steps: int) -> None:
-        self.counts = f"(got {num_steps}); allowed: at least {_LEAST_STEPS}"
+        self.counts = f"(got {num_steps}); allowed: at least {_MIN_STEPS}"
         super().__init__(f"--calibrate: {path} has too few usable steps {self.counts}")
 
 
@@ -107,7 +107,7 @@ def calibrate(*paths: Path) -> CalibratedTimes:
     """
     traces, names = list(map(_read, paths)), ", ".join(path.name for path in paths)
     steps = [step for records in traces for step in measured_steps(records)]
-    if len(steps) < _LEAST_STEPS:
+    if len(steps) < _MIN_STEPS:
         raise TooFewSteps(", ".join(map(str, paths)), len(steps))
     table = np.array([features(step.starts, step.counts) for step in steps], dtype=np.float64)
     seconds = np.array([step.seconds for step in steps])

@@ -14,7 +14,7 @@ from container.measure.bench.load import LoadRun, RequestOutcome
 from container.measure.bench.workload import BenchRequest
 from container.measure.simulate.clock import VirtualClock
 from engines.core import AbortReason, EngineStats, Request, RequestOutput, SamplingParams
-from engines.front import Front
+from engines.engine_socket import EngineSocket
 from engines.wire import Abort, Drain, GetStats, Outputs, Reply, Submit, ToClient, ToEngine
 
 ARRIVAL_SECONDS = 0.005
@@ -38,8 +38,8 @@ class _Answer:
     token_times: list[float] = field(default_factory=list)
 
 
-class VirtualFront(Front):
-    """The engine's front in virtual time. Ends the engine's loop when all requests have ended.
+class VirtualSocket(EngineSocket):
+    """The engine's socket in virtual time. Ends the engine's loop when all requests have ended.
 
     Requests arrive as token ids, `ARRIVAL_SECONDS` after they were due. Writing responses takes no time.
     """

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from container.measure.simulate.clients import VirtualFront
+from container.measure.simulate.clients import VirtualSocket
 from container.measure.simulate.clock import VirtualClock
 from container.measure.simulate.server import SimulatedServer
 from container.measure.simulate.step_times import StepTimes
@@ -98,17 +98,17 @@ def serve(
     engine: PythonEngineConfig,
     times: StepTimes,
     clock: VirtualClock,
-    front: VirtualFront,
+    socket: VirtualSocket,
     folder: Path,
 ) -> None:
-    """Serve the clients of `front` until all requests have ended.
+    """Serve the clients of `socket` until all requests have ended.
 
     engine: of `server`. folder: an empty folder for the status board.
     """
     batching = engine.batching
     generator = VirtualGenerator(clock, times, batching.batch_timeout, engine.parallel.device == "cuda")
-    front.next_event = generator.next_event
+    socket.next_event = generator.next_event
     board = StatusBoard.create(folder / "status", 2)
     batcher: DynamicBatcher[Request] = DynamicBatcher(batching)
-    Dispatch(engine, server.info, batcher, generator, front, board, 0.0, clock).serve()
+    Dispatch(engine, server.info, batcher, generator, socket, board, 0.0, clock).serve()
     board.close()

@@ -69,8 +69,8 @@ def read_prices(path: Path | None, instance: str) -> list[Price]:
 
 def cost(price: Price, simulation: Simulation, copies: int = 1) -> Cost:
     """Return the cost of successful requests. copies: of the model on the machine, of which one was simulated."""
-    micro = _MILLION * price.per_hour / copies * simulation.figures.wall_seconds / 3600
-    outputs = simulation.figures.output_tokens
+    micro = _MILLION * price.per_hour / copies * simulation.metrics.wall_seconds / 3600
+    outputs = simulation.metrics.output_tokens
     if not outputs:
         return Cost(price, math.nan, math.nan)
     return Cost(price, micro / outputs, micro / (outputs + simulation.prompt_tokens))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from container.measure.simulate.clients import VirtualFront
+from container.measure.simulate.clients import VirtualSocket
 from container.measure.simulate.clock import VirtualClock
 from container.measure.simulate.server import SimulatedServer
 from container.measure.simulate.step_times import StepTimes
@@ -87,11 +87,11 @@ def serve(
     engine: MpiEngineConfig,
     times: StepTimes,
     clock: VirtualClock,
-    front: VirtualFront,
+    socket: VirtualSocket,
     folder: Path,
     step_trace: str = "",
 ) -> None:
-    """Serve the clients of `front` until all requests have ended.
+    """Serve the clients of `socket` until all requests have ended.
 
     engine: of `server`. folder: an empty folder for the status board. step_trace: as `option.step_trace`.
     """
@@ -109,5 +109,5 @@ def serve(
     sampler = Sampler(model.vocab_size, torch.device("cpu"))
     trace = StepTrace(step_trace)
     core = EngineCore(scheduler, blocks, executor, sampler, stopwatch, trace, largest, clock)
-    Leader(core, server.info, front, board, stopwatch, clock).serve()
+    Leader(core, server.info, socket, board, stopwatch, clock).serve()
     board.close()

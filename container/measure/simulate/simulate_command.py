@@ -22,11 +22,9 @@ from container.measure.bench.workload import BenchError
 from container.measure.output import (
     csv_option,
     json_option,
+    publish,
     require_writable,
-    show,
-    write_all,
     write_csv,
-    write_json,
 )
 from container.measure.simulate.machine_options import machine_options, step_times
 from container.measure.simulate.prices import Price, cost, read_prices
@@ -75,10 +73,11 @@ def simulate(
     csv_path: Path | None,
     json_path: Path | None,
 ) -> None:
-    """Predict latencies, throughput and cost of a configuration on this or any other machine.
+    """Predict latencies, throughput and cost of a configuration.
 
-    The engine's own scheduler, KV cache and policies run in virtual time, with predicted step times.
-    Loads are those of `lmi bench`. The same load, seed and machine give the same result.
+    Step times are predicted from the data sheets of GPUs, or fitted to a step trace of any machine (--calibrate). The
+    engine's own scheduler, KV cache and policies run in virtual time with these step times. Loads are those of
+    `lmi bench`. The same load, seed and machine give the same result.
     """
     require_writable(json_path, csv_path)
     try:
@@ -115,10 +114,12 @@ def simulate(
         view.finish()
     origin = SimulationOrigin(str(path), "lmi", scenario, seed, slo, "", 0, name, times.describe())
     costs = tuple(cost(price, found, server.copies) for price in price_list)
-    report = SimulationReport(origin, found.figures, server, times, found.stats, costs)
-    show([report.table()], itertools.starmap(Text, report.lines()), json_path)
-    write_all(
+    report = SimulationReport(origin, found.metrics, server, times, found.stats, costs)
+    publish(
+        [report.table()],
+        itertools.starmap(Text, report.lines()),
+        report.json_values(),
+        json_path,
         lambda: write_csv(REQUEST_COLUMNS, request_rows(1, found.run, found.requests), csv_path),
-        lambda: write_json(report.json_values(), json_path),
     )
     sys.exit(0 if report.succeeded else 1)

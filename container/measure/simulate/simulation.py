@@ -12,7 +12,7 @@ from container.measure.bench.load import LoadRun, RequestOutcome
 from container.measure.bench.scenario import Scenario
 from container.measure.bench.slo import Slo
 from container.measure.bench.workload import BenchRequest
-from container.measure.simulate.clients import VirtualFront
+from container.measure.simulate.clients import VirtualSocket
 from container.measure.simulate.clock import VirtualClock
 from container.measure.simulate.prompts import virtual_requests
 from container.measure.simulate.server import SimulatedServer
@@ -25,7 +25,7 @@ from engines.core import EngineStats
 class Simulation:
     """The result of one run in virtual time."""
 
-    figures: Figures
+    metrics: Figures
     run: LoadRun
     requests: tuple[BenchRequest, ...]
     stats: EngineStats
@@ -59,18 +59,18 @@ def simulate(
     clock = VirtualClock()
     requests, prompt = virtual_requests(scenario.workload, seed, server.model.vocab_size)
     sessions = scenario.arrivals.sessions(requests, seed)
-    front = VirtualFront(clock, sessions, prompt, timeout, server.predict_timeout, on_done)
+    socket = VirtualSocket(clock, sessions, prompt, timeout, server.predict_timeout, on_done)
     engine = server.engine
     with tempfile.TemporaryDirectory(prefix="lmi-simulate-") as folder:
         if isinstance(engine, MpiEngineConfig):
             from container.measure.simulate import rolling  # imports torch
 
-            rolling.serve(server, engine, times, clock, front, Path(folder), step_trace)
+            rolling.serve(server, engine, times, clock, socket, Path(folder), step_trace)
         else:
             from container.measure.simulate import dynamic
 
-            dynamic.serve(server, engine, times, clock, front, Path(folder))
-    run = front.run()
-    if front.stats is None:
+            dynamic.serve(server, engine, times, clock, socket, Path(folder))
+    run = socket.run()
+    if socket.stats is None:
         raise RuntimeError("the engine ended without its counters")
-    return Simulation(figures(run, requests, slo), run, requests, front.stats)
+    return Simulation(figures(run, requests, slo), run, requests, socket.stats)

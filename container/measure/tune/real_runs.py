@@ -113,7 +113,7 @@ def _from_trace(
     try:
         times = calibrate(*map(Path, dict.fromkeys(one.step_trace for one in measured.rounds)))
     except TooFewSteps as error:
-        _require_success(measured, measured.rounds[0].figures.num_requests)
+        _require_success(measured, measured.rounds[0].metrics.num_requests)
         raise BenchError(
             f"--requests: too few to fit step times {error.counts} usable steps; raise --requests or --output-tokens"
         ) from error
@@ -128,8 +128,8 @@ def _from_tokens(space: SearchSpace, runs: RealRuns) -> TimesOf:
     _require_success(measured, 1)
     (scenario,) = runs.plan.scenarios
     seed = runs.plan.round_seed(1)
-    predicted = simulate(server, Roofline(server, target), scenario, seed=seed).figures
-    found = ((one.tpot.mean, one.latency.mean) for one in (measured.rounds[0].figures, predicted))
+    predicted = simulate(server, Roofline(server, target), scenario, seed=seed).metrics
+    found = ((one.tpot.mean, one.latency.mean) for one in (measured.rounds[0].metrics, predicted))
     factors = [real / simulated for real, simulated in zip(*found, strict=True)]
     # Responses that are not streamed have no time between tokens.
     factor = next((one for one in factors if math.isfinite(one) and one > 0), 1.0)
@@ -142,7 +142,7 @@ def _require_success(comparison: Comparison, least: int) -> None:
     if comparison.end is End.SERVER_FAILED:
         raise ServerFailed(comparison.stopped)
     for result in comparison.rounds:
-        figures = result.figures
+        figures = result.metrics
         if figures.num_requests - figures.num_errors < least:
             failed = f"{figures.num_errors} of {figures.num_requests} requests failed"
             raise ServerFailed(f"{result.configuration}: {failed}: {figures.errors[0].text}")

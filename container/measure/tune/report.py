@@ -163,7 +163,7 @@ def heading(tuning: Tuning, provenance: Provenance) -> list[str]:
 
 
 def json_values(tuning: Tuning, provenance: Provenance, written: Section) -> dict[str, Any]:
-    """Return all results for `container.measure.output.write_json`. Times are in seconds, unknown values null.
+    """Return all results for `container.measure.output.publish`. Times are in seconds, unknown values null.
 
     written: the result of `section`.
     """
@@ -185,7 +185,7 @@ def json_values(tuning: Tuning, provenance: Provenance, written: Section) -> dic
                 "name": one.name,
                 "changes": one.changes,
                 "predicted": one.values,
-                "figures": one.figures,
+                "metrics": one.metrics,
                 "measured": tuning.values(one) if one in run else None,
                 "ratio_to_file": tuning.ratio(one) if one in run else None,
                 "in_pareto_set": one in best,

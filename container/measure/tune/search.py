@@ -16,7 +16,7 @@ from container.measure.tune.space import Point
 Rank = tuple[float, float]
 """Rank of a point; lower is better."""
 WORST: Rank = (math.inf, math.inf)
-_ALIKE = 0.02
+_MAX_DIFFERENCE = 0.02
 """Relative difference below which a simulation cannot rank predictions."""
 
 
@@ -27,7 +27,7 @@ class Proposal:
     file: NamedPath
     changes: dict[str, str]
     """Changes to the user's file, by option."""
-    figures: Figures
+    metrics: Figures
     values: dict[str, float]
     """Figures of the goal, by metric name."""
 
@@ -100,7 +100,7 @@ def _are_alike(one: Proposal, best: Proposal, goal: Goal) -> bool:
     if goal.excess(one.values) > goal.excess(best.values):
         return False
     pairs = ((one.values[measure.key], best.values[measure.key]) for measure in goal.measures)
-    return all(a == b or abs(a - b) <= _ALIKE * abs(b) for a, b in pairs)
+    return all(a == b or abs(a - b) <= _MAX_DIFFERENCE * abs(b) for a, b in pairs)
 
 
 def pareto(proposals: Iterable[Proposal], goal: Goal) -> list[Proposal]:

@@ -45,10 +45,8 @@ from container.measure.output import (
     bullets,
     json_option,
     plain_json,
+    publish,
     require_writable,
-    show,
-    write_all,
-    write_json,
     writing,
 )
 from container.measure.report.report_command import report_option, write_report
@@ -267,22 +265,24 @@ def _given_times(
 def _publish(
     tuning: Tuning, provenance: Provenance, output: Path, report_path: Path | None, json_path: Path | None
 ) -> None:
-    """Print the result and write the files."""
+    """Write the files and print the result."""
     section = report.section(tuning)
-    show(section.tables, bullets(section.bullets), json_path)
     document = plain_json(report.json_values(tuning, provenance, section))
 
-    def write_configuration() -> None:
+    def write_configuration() -> str | None:
         if tuning.failure or not tuning.goal_is_met or tuning.best is tuning.baseline:
-            return
+            return None
         lines, gain = report.heading(tuning, provenance), report.effect(tuning)
         file = file_of(tuning.explored.file.path)
         with writing("--output", output):
             output.write_bytes(rewrite(file, tuning.best.changes, output.absolute().parent, lines, gain))
-        click.echo(f"configuration: {output}", err=True)
+        return f"configuration: {output}"
 
-    write_all(
-        lambda: write_json(document, json_path),
+    publish(
+        section.tables,
+        bullets(section.bullets),
+        document,
+        json_path,
         write_configuration,
         lambda: write_report(document["verification"], report_path if tuning.comparison else None),
     )

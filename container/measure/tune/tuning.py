@@ -136,7 +136,7 @@ class Explorer:
             timeout=plan.timeout_seconds,
             slo=plan.slo,
         )
-        return Proposal(file, changes, found.figures, self.goal.values(found.figures))
+        return Proposal(file, changes, found.metrics, self.goal.values(found.metrics))
 
     def skip(self, name: str, error: Exception) -> None:
         """Record a configuration that cannot be served or simulated."""
@@ -207,7 +207,7 @@ class Tuning:
         medians = {
             one.key: over_rounds(comparison, proposal.name, scenario, one) for one in self.goal.measures
         }
-        rounds = [result.figures for result in comparison.of(proposal.name, scenario)]
+        rounds = [result.metrics for result in comparison.of(proposal.name, scenario)]
         failed = sum(one.num_errors for one in rounds) / sum(one.num_requests for one in rounds)
         return {key: found.value if found else math.nan for key, found in medians.items()} | {ERRORS: failed}
 

@@ -74,7 +74,8 @@ def read_config(folder: Path) -> ModelConfig:
     known_type = "mistral" if model_type == "ministral" else model_type
     if own_type not in (None, known_type) and known_type in _MODEL_TYPES.values():
         raise UnsupportedModel(
-            f"{file} says architecture {fields.architecture}, but model_type {model_type!r}; required: {own_type!r}"
+            f"{file}: model_type: does not match the architecture {fields.architecture} (got {model_type!r});"
+            f" allowed: {own_type!r}"
         )
     try:
         config: ModelConfig = ARCHITECTURES[fields.architecture](fields)

@@ -59,7 +59,7 @@ def _read(fields: Fields, head_dim: int | None = None, **changes: Any) -> ModelC
     fields = fields.with_defaults(num_key_value_heads=32)
     config = llama.read(fields, head_dim, mlp_bias=False, **changes)
     window = fields.count_or_none("sliding_window", 4096)
-    first = fields.count("max_window_layers", 28, least=0)
+    first = fields.count("max_window_layers", 28, minimum=0)
     default = ["sliding_attention" if i >= first else "full_attention" for i in range(config.num_layers)]
     types = fields.layer_types(default)
     if not fields.flag("use_sliding_window", False):

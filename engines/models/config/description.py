@@ -63,7 +63,7 @@ class ExpertsConfig:
     """Prefix of an expert's weights in a layer. `{}` is replaced by the expert's index."""
     projections: tuple[str, str, str] = ("w1", "w3", "w2")
     """Names of an expert's gate, up and down projection."""
-    renormalise: bool = True
+    renormalize: bool = True
     """Whether the routing weights of a token's experts are normalized to a sum of 1."""
     dense_layers: frozenset[int] = frozenset()
     """Layers with a dense MLP instead of experts."""
@@ -168,7 +168,7 @@ class ModelConfig:
             rows += self.position_table.num_rows
         return round(total + element * rows * self.hidden_size)
 
-    def screen_bytes(self, ranks: int = 1) -> int:
+    def logit_bounds_bytes(self, ranks: int = 1) -> int:
         """Return the bytes of rank 0's int8 copy of the head, which native CPU kernels keep to find the largest logit.
         Each row has two norms besides."""
         vocabulary = split_evenly(self.vocab_size, ranks, 0).size

@@ -15,9 +15,9 @@ _ROPES = ("rope_scaling", "rope_parameters")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-_MOST = dict.fromkeys(_LAYERS, 4096) | dict.fromkeys((*_HEADS, *_EXPERTS), 65536)
-"""Largest accepted numbers of layers, heads and experts. Each gets an object, so huge numbers would fill the memory."""
-_MOST_OTHERWISE = 2**31 - 1
+_MAX_COUNTS = dict.fromkeys(_LAYERS, 4096) | dict.fromkeys((*_HEADS, *_EXPERTS), 65536)
+"""Maximum numbers of layers, heads and experts. Each gets an object, so huge numbers would fill the memory."""
+_MAX_OTHER_COUNT = 2**31 - 1
 _CLASS_NAMES = {
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
@@ -63,15 +63,15 @@ class Fields:
         self._data = data
 
     def with_defaults(self, **defaults: Any) -> Fields:
-        """Return these fields with defaults for those that the file lacks."""
+        """Return a copy with defaults for fields that the file lacks."""
         return Fields({**defaults, **self._data})
 
     def without(self, *names: str) -> Fields:
-        """Return these fields without those of these names."""
+        """Return a copy without the named fields."""
         return Fields({name: value for name, value in self._data.items() if name not in names})
 
     def with_rope_type(self, new: str, old: str) -> Fields:
-        """Return these fields with the rope type `new` in place of `old`."""
+        """Return a copy with the rope type `new` in place of `old`."""
         changed = {}
         for name in _ROPES:
             rope = self._data.get(name)
@@ -87,16 +87,16 @@ class Fields:
                 " option.quantize quantizes on a CPU"
             )
 
-    def count(self, name: str, default: int | None = None, least: int = 1) -> int:
-        """Return an integer of at least `least` and of reasonable size. null means the default, if there is one."""
+    def count(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+        """Return an integer of at least `minimum` and of reasonable size. null means the default, if there is one."""
         value = self._data.get(name, default) if default is not None else self._data[name]
         if value is None and default is not None:
             return default
-        if type(value) is not int or value < least:
-            raise UnsupportedModel(f"{name} is {value!r}; required: an integer of at least {least}")
-        most = _MOST.get(name, _MOST_OTHERWISE)
-        if value > most:
-            raise UnsupportedModel(f"{name} is too large; allowed: at most {most}")
+        if type(value) is not int or value < minimum:
+            raise UnsupportedModel(f"{name} is {value!r}; required: an integer of at least {minimum}")
+        maximum = _MAX_COUNTS.get(name, _MAX_OTHER_COUNT)
+        if value > maximum:
+            raise UnsupportedModel(f"{name} is too large; allowed: at most {maximum}")
         return value
 
     def first_count(self, *names: str) -> int:

@@ -1,4 +1,5 @@
-"""Execution of a step on all ranks: rank 0 leads, the others follow, and each writes a heartbeat after it."""
+"""Execution of steps on all ranks: rank 0 sends each plan to the others, and every rank runs it and then writes a
+heartbeat."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class StepExecutor:
         self._board = board
         self._stopwatch = stopwatch
 
-    def lead(
+    def run_on_all_ranks(
         self, plan: StepPlan, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
         """Run a plan on all ranks. Called on rank 0.
@@ -56,9 +57,14 @@ class StepExecutor:
         self._stopwatch.stop("broadcast")
         return self._run(plan, targets, rows)
 
-    def follow(self) -> bool:
-        """Run the next plan. Called on the other ranks. Returns False when the plan is to stop. Raises RankBroken
-        when this rank cannot go on."""
+    def run_next_plan(self) -> bool:
+        """Run the next plan that rank 0 sends. Called on the other ranks.
+
+        Returns: False when the plan is to stop.
+
+        Raises:
+            RankBroken: this rank cannot go on.
+        """
         while (data := self._comm.receive_plan(IDLE_BEAT_SECONDS)) is None:
             self._board.beat(self._comm.rank)  # rank 0 may wait longer for a GPU than a heartbeat lasts
         plan = StepPlan.decode(data)

@@ -150,8 +150,8 @@ def _load_part(
         config, model_config, model, tables, comm, device, stopwatch, dtype, kv_dtype, kv_heads, team
     )
     part.recorded = team is not None and part.is_recordable(team)
-    # A rank whose weights cannot be screened computes all logits, so the others must too.
-    part.screened = bool(comm.all_reduce_min(int(part.recorded and model.largest_logits is not None)))
+    # A rank without bounds of its logits computes all of them, so the others must too.
+    part.has_greedy_head = bool(comm.all_reduce_min(int(part.recorded and model.largest_logits is not None)))
     if not part.recorded and isinstance(model, Decoder):
         part.team = None
     return part
@@ -175,7 +175,7 @@ class _ModelPart:
     """Threads of native kernels; None if there are no native kernels, or the model does not use them."""
     recorded: bool = False
     """Whether native kernels run the model as recorded programs."""
-    screened: bool = False
+    has_greedy_head: bool = False
     """Whether all ranks can find the largest logits without computing all of them."""
 
     @property
@@ -223,7 +223,7 @@ class _ModelPart:
             team,
             step.num_tokens,
             max_logits,
-            screened=self.screened,
+            has_greedy_head=self.has_greedy_head,
         )
 
     @torch.inference_mode()
@@ -303,11 +303,14 @@ class _ModelPart:
         return KvCache(*shape, self.dtype, self.device)
 
     def is_recordable(self, team: Team) -> bool:
-        """Whether the model can be recorded as a native program."""
+        """Return whether the model can be recorded as a native program."""
         cache = self._new_cache(1, 1, self.model_config.num_layers)
         try:
             record_forward(self.model, cache, self.tables, team, 1)
         except NotRecorded as reason:
-            logger.info("native kernels are called one by one: %s", reason)
+            logger.info(
+                "the model cannot run as one native program, so its operations run one by one (not supported: %s)",
+                reason,
+            )
             return False
         return True

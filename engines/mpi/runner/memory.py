@@ -81,7 +81,7 @@ def gpu_cache_bytes(device: torch.device, utilization: float, activations: int) 
     largest step, but at most what other processes leave."""
     free, total = torch.cuda.mem_get_info(device)
     reserved, weights = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
-    # Other processes cannot be told from this process's context.
+    # The memory of other processes cannot be distinguished from this process's context.
     context = min(total - free - reserved, budget.CONTEXT_BYTES)
     share = budget.gpu_cache_bytes(total, utilization, context, weights, activations)
     # What other processes leave must also do for what the driver takes later.

@@ -26,8 +26,8 @@ from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import StepInput
 
 FEW_ROWS = 16
-"""Up to about this number of rows, all logits of all rows cost no more than all logits of some rows and then the int8
-copy of the head for the others."""
+"""Number of rows up to which computing all logits of all rows costs no more than computing all logits of some rows and
+bounds of the logits of the others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from engines.mpi.runner.decode_graphs import DecodeOutputs
 _new = tuple.__new__
 _SPIN_SECONDS = 0.002
 """Seconds at the start of a wait in which it spins instead of sleeping. Most waits are shorter."""
-_SHORTEST_SLEEP, _LONGEST_SLEEP = 50e-6, 5e-3
-_DELAY = 0.01
+_MIN_SLEEP, _MAX_SLEEP = 50e-6, 5e-3
+_SLEEP_SHARE = 0.01
 """Length of a sleep, as a share of the wait so far."""
 _HANGS_AFTER_SECONDS = 60.0
 """Length of a wait beyond which the GPU counts as stuck. A step takes much less."""
@@ -78,7 +78,7 @@ def _wait_for(event: torch.cuda.Event, show_alive: Callable[[], None]) -> None:
             continue
         if waited < _HANGS_AFTER_SECONDS:
             show_alive()
-        time.sleep(min(max(_SHORTEST_SLEEP, _DELAY * waited), _LONGEST_SLEEP))
+        time.sleep(min(max(_MIN_SLEEP, _SLEEP_SHARE * waited), _MAX_SLEEP))
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:

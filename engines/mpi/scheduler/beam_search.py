@@ -114,7 +114,7 @@ class BeamSearch:
         self._finished.sort(key=lambda scored: scored[0], reverse=True)
         del self._finished[self._num_beams :]
         if not live and not self._finished:
-            raise ValueError("no token may follow")
+            raise ValueError("every continuation has probability 0")
         if self._is_over(live):
             self._live = []
             return []

@@ -155,13 +155,13 @@ class StepPlanner:
             sequence.last_turn = self._num_turns
 
     def _plan_prompts(self, prefilling: list[Sequence], draft: StepDraft) -> None:
-        """Plan chunks of running sequences and of newcomers. A newcomer goes first if the policy gives it precedence;
+        """Plan chunks of running and of waiting sequences. A waiting one goes first if the policy gives it precedence;
         else a long prompt would delay it until its end."""
         precedence = self.waiting.policy.precedence
         for sequence in sorted(prefilling, key=precedence):
-            self._admit_newcomers(draft, before=precedence(sequence))
+            self._admit_waiting(draft, before=precedence(sequence))
             self._plan_prefill(sequence, draft)
-        self._admit_newcomers(draft)
+        self._admit_waiting(draft)
 
     def _plan_prefill(self, sequence: Sequence, draft: StepDraft) -> None:
         """Plan a prefill chunk of a sequence, as far as the budgets allow."""
@@ -190,7 +190,7 @@ class StepPlanner:
         sequence.sibling = None
         return True
 
-    def _admit_newcomers(self, draft: StepDraft, before: int | None = None) -> None:
+    def _admit_waiting(self, draft: StepDraft, before: int | None = None) -> None:
         """Admit waiting sequences while there are places, blocks and budget, and plan their first chunks.
 
         before: admit only sequences with a smaller precedence.
@@ -206,7 +206,7 @@ class StepPlanner:
                 return
             self.is_blocked = not self._take_blocks(candidate)
             if self.is_blocked:
-                self._close_batch()
+                self.waiting.close_batch()
                 return
             self._start(candidate)
             self._plan_prefill(candidate, draft)
@@ -220,16 +220,12 @@ class StepPlanner:
         head = self.waiting.head() if joins else self.waiting.batch_head(limit, begin=not num_running)
         if head is None or not num_running or num_running + 1 + len(head.companions) <= limit:
             return head
-        self._close_batch()
+        self.waiting.close_batch()
         return None
 
-    def _close_batch(self) -> None:
-        if not self._admission.joins:
-            self.waiting.close_batch()
-
     def _take_blocks(self, sequence: Sequence) -> bool:
-        """Allocate blocks for a newcomer and its companions. Returns False, with nothing allocated, when they do not
-        all fit."""
+        """Allocate blocks for a waiting sequence and its companions. Returns False, with nothing allocated, when they
+        do not all fit."""
         watermark = int(_WATERMARK * self._blocks.num_blocks) if self.running else 0
         reserve = self._admission.reserves or sequence.is_beam
         admitted: list[Sequence] = []
@@ -277,11 +273,10 @@ class StepPlanner:
     def _finish(self, draft: StepDraft) -> Step | None:
         if not draft.num_tokens:
             return None
-        if draft.prefills:
-            for sequence, count in draft.prefills.items():
-                num_recomputed = min(count, sequence.num_ever_computed - sequence.num_computed_tokens)
-                self.num_recomputed_tokens += max(0, num_recomputed)
-            self.waiting.policy.record_computed(draft.prefills)
+        for sequence, count in draft.prefills.items():
+            num_recomputed = min(count, sequence.num_ever_computed - sequence.num_computed_tokens)
+            self.num_recomputed_tokens += max(0, num_recomputed)
+        self.waiting.policy.record_computed(draft.prefills)
         self.waiting.policy.record_computed(draft.decodes)
         copies, self._copies = self._copies, []
         return draft.finish(copies)

@@ -16,7 +16,7 @@ def decodes_pause(
     num_decode_steps: int,
     settings: SchedulerSettings,
 ) -> bool:
-    """Return whether decodes pause now for the prompts of running sequences, `num_prefilling`, and of newcomers.
+    """Return whether decodes pause now for the prompts of running sequences, `num_prefilling`, and of waiting ones.
 
     num_decode_steps: steps since the last one with prefills.
     """

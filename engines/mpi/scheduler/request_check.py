@@ -54,7 +54,7 @@ def check_together(requests: tuple[Request, ...], settings: SchedulerSettings) -
         TooManyOutputs: they exceed a limit.
     """
     used_places = accumulate(request.sampling.num_beams for request in requests)
-    placed = sum(used <= settings.num_places for used in used_places)
+    placed = sum(used <= settings.max_running for used in used_places)
     limit, max_waiting, waiting = settings.max_queued_tokens, settings.max_waiting, requests[placed:]
     if len(waiting) > max_waiting:
         raise TooManyOutputs(

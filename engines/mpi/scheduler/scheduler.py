@@ -84,7 +84,7 @@ class Scheduler:
         """Number of sequences that can start at once; 0 while the next one has to wait for another reason."""
         if self._planner.is_blocked:
             return 0
-        return max(0, self.settings.num_places - self.num_running - self._planner.waiting.num_preempted)
+        return max(0, self.settings.max_running - self.num_running - self._planner.waiting.num_preempted)
 
     def reconfigure(self, settings: SchedulerSettings) -> None:
         """Apply new settings from the next step on; see `StepPlanner.reconfigure`."""

@@ -33,7 +33,7 @@ def apply_changes(
 ) -> SchedulerSettings:
     """Return the settings with these changes.
 
-    largest_step: the step that memory was measured for at startup; no step may become larger.
+    largest_step: the step that memory was measured for at start-up; no step may become larger.
 
     Raises:
         InvalidSettings: a value is not accepted, or a setting does not exist.
@@ -58,11 +58,12 @@ def _too_large(changes: Mapping[str, SettingValue], largest_step: LargestStep) -
         value = changes.get(name)
         if isinstance(value, int) and value > limit:
             refused[name] = (
-                f"given {value}; accepted: at most {limit}, as memory was profiled for it at startup"
+                f"given {value}; accepted: at most {limit}, because memory was reserved for steps of this size at"
+                " start-up"
             )
     if changes.get("chunked_prefill") is False and largest_step.max_model_len > largest_step.num_tokens:
         refused["chunked_prefill"] = (
-            f"given false; accepted: true, as memory was profiled at startup for steps of at most"
+            f"given false; accepted: true, because memory was reserved at start-up for steps of at most"
             f" {largest_step.num_tokens} tokens (option.max_num_batched_tokens), and without chunks a whole prompt runs"
             f" in one step, up to {largest_step.max_model_len} tokens (option.max_model_len)"
         )

@@ -33,13 +33,13 @@ class WaitingQueue:
     def num_preempted(self) -> int:
         return len(self) - len(self._newcomers)
 
-    def queued(self, num_places: int) -> tuple[int, int]:
-        """Return the number of newcomers that have to wait while `num_places` places are free, and their tokens. A
-        newcomer takes a place for each of its beams. O(num_places)."""
+    def queued(self, num_free_places: int) -> tuple[int, int]:
+        """Return the number of newcomers that have to wait while `num_free_places` more sequences may run, and their
+        tokens. A newcomer takes a place for each of its beams. O(num_free_places)."""
         count, num_tokens = len(self._newcomers), self._num_newcomer_tokens
         for sequence, tokens in self._newcomers.items():
-            num_places -= 1 + len(sequence.companions)
-            if num_places < 0:
+            num_free_places -= 1 + len(sequence.companions)
+            if num_free_places < 0:
                 break
             count -= 1
             num_tokens -= tokens

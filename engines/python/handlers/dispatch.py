@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from engines.config import HandlerEngineConfig
 from engines.core import AbortReason, EngineInfo
+from engines.engine_socket import EngineSocket
 from engines.errors import DeadlineExceeded, EngineError, RequestFailed
-from engines.front import Front
 from engines.health import EngineState, StatusBoard
 from engines.invocations import Invocation, InvocationOutput
 from engines.python.batcher import DynamicBatcher
@@ -22,7 +22,7 @@ from engines.python.handlers.messages import Answered, CallDone
 from engines.python.handlers.slot import HandlerProcess, RunningInvocation, Slot
 from engines.python.messages import DISPATCHER, CannotLoad, Ready
 from engines.python.metrics import DispatcherMetrics
-from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed, RequestLoop
+from engines.python.request_loop import MAX_CRASHES, REACTION_SECONDS, EngineFailed, RequestLoop
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import InvocationOutputs, Invoke, ToEngine
 
@@ -48,13 +48,13 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         config: HandlerEngineConfig,
         info: EngineInfo,
         start_worker: Callable[[int], HandlerProcess],
-        front: Front,
+        socket: EngineSocket,
         board: StatusBoard,
         clock: Callable[[], float],
     ) -> None:
         """start_worker: starts the worker with a given number."""
         metrics = DispatcherMetrics("lmi_worker_restarts_total")
-        super().__init__(info, DynamicBatcher(config.batching), metrics, front, board, clock)
+        super().__init__(info, DynamicBatcher(config.batching), metrics, socket, board, clock)
         self._config = config
         self._start_worker = start_worker
         self._slots: list[Slot] = []
@@ -75,7 +75,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         try:
             while not self._is_drained():
                 timeout = self._wait_seconds(slot.stuck_at for slot in self._slots)
-                for client, message in self._front.receive(timeout):
+                for client, message in self._socket.receive(timeout):
                     self._handle(client, message)
                 for slot in list(self._slots):
                     self._read(slot)
@@ -90,7 +90,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
                 self._board.beat(DISPATCHER)
             self._fail_unfinished()
             for slot in self._slots:
-                self._front.unwatch(slot.process.fileno())
+                self._socket.unwatch(slot.process.fileno())
         finally:
             for slot in self._slots:
                 slot.process.close()
@@ -186,10 +186,10 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
             self._drop_slot(slot)
             return
         if slot.calls:
-            slot.deaths = 0
+            slot.crashes = 0
         else:
-            slot.deaths += 1
-            if not self._was_ready or slot.deaths >= MAX_DEATHS:
+            slot.crashes += 1
+            if not self._was_ready or slot.crashes >= MAX_CRASHES:
                 what = "loading the handler" if slot.loading else "idle"
                 raise EngineFailed(f"worker {slot.number} ended while {what}: {error}")
         was_alone = len(slot.calls) == 1
@@ -215,7 +215,7 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         for name in request_ids:
             slot.calls.pop(name, None)
         slot.runs_alone = False
-        slot.deaths = 0
+        slot.crashes = 0
         slot.idle_since = self._clock()
 
     def _retry_alone(self, slot: Slot, request_ids: list[str]) -> None:
@@ -248,10 +248,10 @@ class HandlerDispatch(RequestLoop[Invocation, InvocationOutput]):
         number = min(set(range(len(self._slots) + 1)) - {slot.number for slot in self._slots})
         slot = Slot(self._start_worker(number), number, load_deadline=load_deadline)
         self._slots.append(slot)
-        self._front.watch(slot.process.fileno())
+        self._socket.watch(slot.process.fileno())
 
     def _drop_slot(self, slot: Slot) -> None:
-        self._front.unwatch(slot.process.fileno())
+        self._socket.unwatch(slot.process.fileno())
         slot.process.close()
         self._slots.remove(slot)
 

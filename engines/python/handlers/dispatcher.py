@@ -10,7 +10,7 @@ import time
 
 from engines.config import HandlerEngineConfig
 from engines.core import EngineInfo
-from engines.front import Front
+from engines.engine_socket import EngineSocket
 from engines.health import StatusBoard
 from engines.python.dispatcher import run
 from engines.python.handlers.dispatch import HandlerDispatch
@@ -29,11 +29,11 @@ def _serve(arguments: argparse.Namespace, board: StatusBoard) -> None:
     def start_worker(number: int) -> HandlerProcess:
         return HandlerProcess(config.handler, arguments.config, number)
 
-    front = Front(arguments.address)
+    socket = EngineSocket(arguments.address)
     try:
-        HandlerDispatch(config, _info(config), start_worker, front, board, time.monotonic).serve()
+        HandlerDispatch(config, _info(config), start_worker, socket, board, time.monotonic).serve()
     finally:
-        front.close()
+        socket.close()
 
 
 def _info(config: HandlerEngineConfig) -> EngineInfo:

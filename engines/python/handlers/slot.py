@@ -60,7 +60,7 @@ class Slot:
     loading: bool = True
     load_deadline: float | None = None
     """Time at which a loading worker counts as stuck; None if the supervisor enforces the limit."""
-    deaths: int = 0
+    crashes: int = 0
     """Number of crashes while loading or idle since the latest call."""
     idle_since: float = 0.0
     """Time at which the latest call ended or the handler was loaded."""

@@ -18,8 +18,8 @@ from lmi_kernels.attention.decode_plan import DecodePlan, tuning_key
 from lmi_kernels.attention.paged_sequences import PagedSequences, ScoreRules
 from lmi_kernels.attention.tiles import attend, padded_head_dim, sink_sums
 
-_MOST_ROWS = 64
-"""Most query heads in a matrix product. If a KV head has more, they are split over programs that read the same keys."""
+_MAX_QUERY_HEADS = 64
+"""Maximum query heads in a matrix product. If a KV head has more, several programs read the same keys."""
 
 
 def decode_attention(
@@ -41,7 +41,7 @@ def decode_attention(
     num_seqs, num_heads, head_dim = q.shape
     _, num_kv_heads, _, block_size, _ = pool.shape
     share = num_heads // num_kv_heads
-    block_m = min(_MOST_ROWS, max(16, next_power_of_2(share)))
+    block_m = min(_MAX_QUERY_HEADS, max(16, next_power_of_2(share)))
     row_tiles = cdiv(share, block_m)
     # Program p's result for sequence i is in slot p + i. The slot is unique, because from one result to the next either
     # p or i grows by one.

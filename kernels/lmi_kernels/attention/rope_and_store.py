@@ -26,7 +26,7 @@ def rope_and_store(
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """Normalise (if `norms` is given) and rotate queries and keys, and write keys and values to the cache.
+    """Normalize (if `norms` is given) and rotate queries and keys, and write keys and values to the cache.
 
     Args:
         qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: query, key, value heads.
@@ -81,7 +81,7 @@ def rope_and_store(
     return q
 
 
-# Not specialised, because the cache has another size while memory is profiled.
+# Not specialized, because the cache has another size while memory is profiled.
 @jit(do_not_specialize=("num_slots",))
 def _rope_and_store_kernel(
     qkv_ptr,

@@ -35,7 +35,7 @@ def varlen_attention(
             this step's keys and values.
         cu_seqlens_q: [num_seqs + 1], int32, on the device: the queries of sequence i, its last tokens, are the rows
             [cu_seqlens_q[i], cu_seqlens_q[i + 1]) of q.
-        max_query_len: most queries of a sequence. It determines the grid and the tiles.
+        max_query_len: maximum queries of a sequence. It determines the grid and the tiles.
         rules: the scale must be positive.
         out: same shape and layout as q, written in place. Rows without a sequence are not changed.
     """

@@ -146,7 +146,7 @@ def _assign_buffers(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[
         if node.in_place:
             overwritten = node.operands[node.in_place]
             if users[id(overwritten)][-1] > index:
-                raise NotRecorded("rows that are changed are read again later")
+                raise NotRecorded("rows that are read again after they were changed in place")
             buffers[id(node.output)] = buffers[id(overwritten)]
         else:
             stride = _stride(node.output.width, node.output is result)
@@ -175,7 +175,7 @@ def _users(nodes: Sequence[Node]) -> defaultdict[int, list[int]]:
 
 def _bind_node(node: Node, buffers: dict[int, torch.Tensor], shared: dict[str, torch.Tensor]) -> Struct:
     if node.struct is None:
-        raise ValueError("what is done outside is no native operation")
+        raise ValueError("a call of a Python function is not a native operation")
     names = {each[0] for each in node.struct._fields_}
     rows_by_field = {**node.operands, "y": node.output}
     values = dict(node.fields)

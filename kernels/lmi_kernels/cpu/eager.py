@@ -44,7 +44,7 @@ class RmsNorm:
         self._program, self._step = Program([self._norm]), Step()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise rows. x: [num_rows, width] -> [num_rows, width], fp32. Raises RuntimeError: see `multiply`."""
+        """Normalize rows. x: [num_rows, width] -> [num_rows, width], fp32. Raises RuntimeError: see `multiply`."""
         x, norm = _as_rows(x), self._norm
         y = torch.empty_like(x)
         norm.x, norm.x_stride = x.data_ptr(), x.stride(0)

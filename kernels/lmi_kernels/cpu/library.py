@@ -83,20 +83,22 @@ def load() -> Library | None:
     """
     wanted = os.environ.get(CHOICE)
     if wanted not in (None, "", *_ACCEPTED):
-        raise ValueError(f"{CHOICE}={wanted!r}: accepted are {', '.join(_ACCEPTED)}")
+        raise ValueError(f"{CHOICE}: not supported (got {wanted!r}); allowed: {', '.join(_ACCEPTED)}")
     if wanted == "torch":
-        logger.info("CPU kernels: torch's, as %s says", CHOICE)
+        logger.info("CPU kernels: torch (%s=torch)", CHOICE)
         return None
     path = library_path()
     if path is None:
-        logger.info("CPU kernels: torch's; native ones are not built; install g++ and run `make -B install`")
+        logger.info(
+            "CPU kernels: torch; native kernels are not built (install g++ and run `make -B install`)"
+        )
         return None
     try:
         library = Library(path, wanted or None)
     except (OSError, ValueError, AttributeError) as error:  # Attribute: an old library lacks a function
         if wanted:
             raise ValueError(f"{CHOICE}={wanted}: {error}") from None
-        logger.info("CPU kernels: torch's; the native ones cannot be used: %s", error)
+        logger.info("CPU kernels: torch; the native kernels cannot be used: %s", error)
         return None
     logger.info("CPU kernels: native, %s", library.instructions)
     return library

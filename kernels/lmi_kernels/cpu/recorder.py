@@ -12,7 +12,7 @@ import torch
 
 from lmi_kernels.attention.paged_sequences import ScoreRules
 from lmi_kernels.cpu import structs
-from lmi_kernels.cpu.screen import Screen
+from lmi_kernels.cpu.logit_bounds import LogitBounds
 from lmi_kernels.cpu.structs import Function, Struct, address
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight, padded
@@ -95,7 +95,7 @@ class Recorder:
     """Records operations in the order of their calls."""
 
     def __init__(self, team: Team, max_rows: int) -> None:
-        """team: runs the program; max_rows: most rows in a step."""
+        """team: runs the program; max_rows: maximum rows in a step."""
         self.team = team
         self.max_rows = max_rows
         self.nodes: list[Node] = []
@@ -164,7 +164,7 @@ class Recorder:
         logits: Rows,
         weights: Sequence[tuple[NativeWeight, NativeWeight]],
         top_k: int,
-        renormalise: bool,
+        renormalize: bool,
     ) -> Rows:
         """Record a mixture of experts. weights: each expert's gated gate_up weight, and its down weight."""
         gate_up, down = ([pair[i] for pair in weights] for i in (0, 1))
@@ -186,30 +186,30 @@ class Recorder:
             "num_experts": len(weights),
             "top_k": top_k,
             "gate": gate_up[0].gate,
-            "renormalise": renormalise,
+            "renormalize": renormalize,
         }
         operands, keep_alive = {"x": x, "logits": logits}, [*tables, *weights]
         return self._record(structs.Experts, operands, hidden, fields, scratch=scratch, keep_alive=keep_alive)
 
     def greedy_head(
-        self, x: Rows, weight: NativeWeight, screen: Screen, first_column: int, softcap: float
+        self, x: Rows, weight: NativeWeight, bounds: LogitBounds, first_column: int, softcap: float
     ) -> Rows:
         """Record the search for the largest product of each row; see `lmi_kernels.greedy_head`."""
         max_rows, pause = padded(self.max_rows), torch.zeros(1, dtype=torch.int32)
-        scratch = screen.scratch_sizes(max_rows, self.team.num_threads)
+        scratch = bounds.scratch_sizes(max_rows, self.team.num_threads)
         for name, (size, dtype) in weight.scratch_sizes(max_rows).items():
             scratch[name] = max(size, scratch[name][0]), dtype
         fields = {
             "exact": weight.handle,
-            "screen": screen.weight.handle,
-            "column_norms": screen.column_norms.data_ptr(),
+            "approximate": bounds.weight.handle,
+            "column_norms": bounds.column_norms.data_ptr(),
             "first_column": first_column,
             "max_rows": max_rows,
             "softcap": softcap,
-            "largest_share": screen.largest_share,
+            "max_exact_share": bounds.max_exact_share,
             "pause": pause.data_ptr(),
         }
-        keep_alive = [weight, screen, pause]
+        keep_alive = [weight, bounds, pause]
         return self._record(structs.GreedyHead, {"x": x}, 2, fields, scratch=scratch, keep_alive=keep_alive)
 
     def rope_and_store(

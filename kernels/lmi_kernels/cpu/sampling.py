@@ -62,9 +62,12 @@ def row_logprobs_native(
     team: Team, logits: torch.Tensor, rows: Sequence[int], tokens: torch.Tensor, counts: Sequence[int]
 ) -> tuple[list[float], list[TokenLogprobs]]:
     """Implement `row_logprobs`."""
-    most = max(counts)
+    max_count = max(counts)
     logprobs = torch.empty(len(rows))
-    top_tokens, top_logprobs = torch.empty(len(rows), most, dtype=torch.int64), torch.empty(len(rows), most)
+    top_tokens, top_logprobs = (
+        torch.empty(len(rows), max_count, dtype=torch.int64),
+        torch.empty(len(rows), max_count),
+    )
     _run(
         team,
         Logprobs,
@@ -76,7 +79,7 @@ def row_logprobs_native(
         logprobs=logprobs,
         top_tokens=top_tokens,
         top_logprobs=top_logprobs,
-        top_stride=most,
+        top_stride=max_count,
         scratch=_scratch(team, logits.shape[1]),
     )
     tops = [

@@ -68,7 +68,7 @@ def address(tensor: torch.Tensor | None) -> int | None:
 
 
 class Struct(ctypes.Structure):
-    """Base class of the structs whose sizes the library reports. Fields are initialised by name."""
+    """Base class of the structs whose sizes the library reports. Fields are initialized by name."""
 
 
 def _fields(kind: type[Any], *names: str) -> list[tuple[str, type[Any]]]:
@@ -207,7 +207,7 @@ class Experts(Struct):
         *_pointers("x", "logits", "y"),
         *_int64s("x_stride", "logits_stride", "y_stride"),
         *_pointers("gate_up", "down"),
-        *_int32s("num_experts", "top_k", "gate", "renormalise"),
+        *_int32s("num_experts", "top_k", "gate", "renormalize"),
         *_pointers("choices", "shares", "inputs", "middle", "parts", "integers", "row_scales"),
     )
 
@@ -246,9 +246,9 @@ class GreedyHead(Struct):
     _fields_ = (
         *_pointers("x", "y"),
         *_int64s("x_stride", "y_stride"),
-        *_pointers("exact", "screen", "column_norms"),
+        *_pointers("exact", "approximate", "column_norms"),
         *_int64s("first_column", "max_rows"),
-        *_floats("softcap", "largest_share"),
+        *_floats("softcap", "max_exact_share"),
         *_pointers("pause", "integers", "row_scales", "row_norms", "bounds", "products"),
     )
 

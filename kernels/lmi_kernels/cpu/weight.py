@@ -23,7 +23,8 @@ def blocks_of(weight: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tenso
     """Return the matrices to stack. Raises: ValueError: their widths or dtypes differ."""
     blocks = [weight] if isinstance(weight, torch.Tensor) else list(weight)
     if len({(each.dtype, each.shape[1]) for each in blocks}) != 1:
-        raise ValueError(f"stacked: {', '.join(f'{each.dtype} {tuple(each.shape)}' for each in blocks)}")
+        found = ", ".join(f"{each.dtype} {tuple(each.shape)}" for each in blocks)
+        raise ValueError(f"stacked weights must have the same dtype and width (got {found})")
     return blocks
 
 
@@ -46,8 +47,8 @@ class NativeWeight:
             bias: [out_features] or None.
             gate: activation of the gates. The first half of the rows are gates, the second half is the up projection;
                 they are interleaved for `Epilogue.ACTIVATE_AND_MUL`. None: no gates.
-            storage: None keeps the weight's dtype; with AMX, bf16 is stored as BF16_PAIRS. INT8 rotates and quantises
-                each row, with a scale of its own. See `native/rotate.inc` and `native/quantise.inc`.
+            storage: None keeps the weight's dtype; with AMX, bf16 is stored as BF16_PAIRS. INT8 rotates and quantizes
+                each row, with a scale of its own. See `native/rotate.inc` and `native/quantize.inc`.
             norms: with INT8, [2, out_features], fp32, or None: overwritten with upper bounds of the norm of each row,
                 before and after quantization, and of the norm of its quantization error.
 
@@ -59,11 +60,11 @@ class NativeWeight:
         blocks = blocks_of(weight)
         dtype = blocks[0].dtype
         if dtype not in STORAGES:
-            raise ValueError(f"a weight of {dtype}: bf16, fp16 and fp32 are stored")
+            raise ValueError(f"weight dtype: not supported (got {dtype}); allowed: bf16, fp16, fp32")
         pairs = dtype is torch.bfloat16 and library.instructions == "amx"
-        unquantised = Storage.BF16_PAIRS if pairs else STORAGES[dtype]
-        storage = unquantised if storage is None else storage
-        if storage not in (unquantised, Storage.INT8):
+        unquantized = Storage.BF16_PAIRS if pairs else STORAGES[dtype]
+        storage = unquantized if storage is None else storage
+        if storage not in (unquantized, Storage.INT8):
             raise ValueError(f"a weight of {dtype} cannot be stored as {storage.name}")
         self.out_features, self.in_features = sum(map(len, blocks)), blocks[0].shape[1]
         self.gate = gate
@@ -79,7 +80,7 @@ class NativeWeight:
         weakref.finalize(self, library.weight_free, handle)
         bias = None if bias is None else bias.float()
         if not team.fill_weight(handle, blocks, STORAGES[dtype], bias, norms, self.gated):
-            raise MemoryError(f"no memory to quantise a weight of {self.out_features} x {self.in_features}")
+            raise MemoryError(f"no memory to quantize a weight of {self.out_features} x {self.in_features}")
 
     @property
     def epilogue(self) -> dict[str, int]:
@@ -97,7 +98,9 @@ class NativeWeight:
     def check_width(self, x: torch.Tensor) -> None:
         """Raise ValueError if rows, [num_rows, width], have another width than the weight."""
         if x.shape[-1] != self.in_features:
-            raise ValueError(f"a weight of {self.in_features} input features: rows have {x.shape[-1]}")
+            raise ValueError(
+                f"rows have {x.shape[-1]} features, but the weight has {self.in_features} input features"
+            )
 
     def scratch_sizes(self, num_rows: int) -> dict[str, tuple[int, torch.dtype]]:
         """Return size and dtype of the scratch buffers for a product with `num_rows` rows, by field of its struct.

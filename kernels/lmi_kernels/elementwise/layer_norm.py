@@ -19,7 +19,7 @@ Results = tuple[torch.Tensor, ...]
 
 
 def layer_norms(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Results:
-    """Normalise once, then scale and shift with each of the affines.
+    """Normalize once, then scale and shift with each of the affines.
 
     Args:
         x: [num_tokens, hidden].
@@ -37,14 +37,14 @@ def layer_norms(x: torch.Tensor, affines: Sequence[Affine], eps: float) -> Resul
 def add_layer_norms(
     x: torch.Tensor, residual: torch.Tensor, affines: Sequence[Affine], eps: float
 ) -> tuple[Results, torch.Tensor]:
-    """Add a branch's output to the residual stream, and normalise the sum.
+    """Add a branch's output to the residual stream, and normalize the sum.
 
     Args:
         x: [num_tokens, hidden], the branch's output. May be overwritten.
         residual: [num_tokens, hidden], the residual stream. May be overwritten by the sum.
         affines: one or two.
 
-    Returns: the normalised sums, one for each of the affines, and the sum, each [num_tokens, hidden] in x's dtype.
+    Returns: the normalized sums, one for each of the affines, and the sum, each [num_tokens, hidden] in x's dtype.
     """
     if isinstance(x, Rows):
         total = x + residual
@@ -85,7 +85,7 @@ def _layer_norm_kernel(
     ADDS: tl.constexpr,
     TWO: tl.constexpr,
 ):
-    """Normalise one row."""
+    """Normalize one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
@@ -93,8 +93,8 @@ def _layer_norm_kernel(
     x32 = x.to(tl.float32)
     mean = tl.sum(x32) / HIDDEN
     # The variance is computed from differences, because mean(x^2) - mean(x)^2 would cancel. The row is in registers.
-    centred = tl.where(inside, x32 - mean, 0.0)
-    normed = centred * tl.rsqrt(tl.sum(centred * centred) / HIDDEN + eps)
+    centered = tl.where(inside, x32 - mean, 0.0)
+    normed = centered * tl.rsqrt(tl.sum(centered * centered) / HIDDEN + eps)
     y = _scaled_and_shifted(normed, weight_ptr, bias_ptr, columns, inside)
     tl.store(out_ptr + row * HIDDEN + columns, y.to(x.dtype), mask=inside)
     if TWO:
@@ -103,7 +103,7 @@ def _layer_norm_kernel(
 
 
 def _launch(x: torch.Tensor, residual: torch.Tensor | None, affines: Sequence[Affine], eps: float) -> Results:
-    """Normalise x, or the sum of x and the residual. The sum overwrites the residual."""
+    """Normalize x, or the sum of x and the residual. The sum overwrites the residual."""
     rows, hidden = x.shape
     block = next_power_of_2(hidden)
     outs = tuple(torch.empty_like(x) for _ in affines)

@@ -1,4 +1,4 @@
-"""Shared part of the norm kernels: load the row that a program normalises."""
+"""Shared part of the norm kernels: load the row that a program normalizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def load_row(x_ptr, residual_ptr, first, columns, inside, ADDS: tl.constexpr):
     """Return the row of x that begins at `first`. With ADDS, add it to the row of the residual and return the sum."""
     x = tl.load(x_ptr + first + columns, mask=inside, other=0.0)
     if ADDS:
-        # The sum is rounded before it is normalised, so that the norm sees the same numbers as later layers.
+        # The sum is rounded before it is normalized, so that the norm sees the same numbers as later layers.
         x += tl.load(residual_ptr + first + columns, mask=inside, other=0.0)
         tl.store(residual_ptr + first + columns, x, mask=inside)
     return x

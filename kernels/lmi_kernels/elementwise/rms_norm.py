@@ -15,7 +15,7 @@ from lmi_kernels.elementwise.norm_rows import load_row
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise rows. x: [num_tokens, hidden], weight: [hidden], in x's dtype or fp32 -> like x."""
+    """Normalize rows. x: [num_tokens, hidden], weight: [hidden], in x's dtype or fp32 -> like x."""
     if isinstance(x, Rows):
         return x.recorder.rms_norm(x, weight, eps)
     if not uses_triton(x):
@@ -26,14 +26,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add a branch's output to the residual stream, and normalise the sum.
+    """Add a branch's output to the residual stream, and normalize the sum.
 
     Args:
         x: [num_tokens, hidden], the branch's output. May be overwritten.
         residual: [num_tokens, hidden], the residual stream. May be overwritten by the sum.
         weight: [hidden], in x's dtype or fp32.
 
-    Returns: the normalised sum and the sum, each [num_tokens, hidden] in x's dtype.
+    Returns: the normalized sum and the sum, each [num_tokens, hidden] in x's dtype.
     """
     if isinstance(x, Rows):
         total = x + residual
@@ -62,7 +62,7 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
 ):
-    """Normalise one row."""
+    """Normalize one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
@@ -75,7 +75,7 @@ def _rms_norm_kernel(
 
 
 def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise x, or the sum of x and the residual. The sum overwrites the residual."""
+    """Normalize x, or the sum of x and the residual. The sum overwrites the residual."""
     rows, hidden = x.shape
     out, block, adds = torch.empty_like(x), next_power_of_2(hidden), residual is not None
     _rms_norm_kernel[(rows,)](

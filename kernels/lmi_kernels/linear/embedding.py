@@ -30,7 +30,7 @@ def embedding(
         table = pack(table)
     if isinstance(table, LinearWeight):
         if table.native is None:
-            raise ValueError("embeddings are looked up in a tensor or a native weight")
+            raise ValueError("table: must be a tensor or a native weight")
         if isinstance(input_ids, Rows):
             return input_ids.recorder.embedding(input_ids, table.native, first_id or 0)
         return look_up(input_ids, table.native, first_id or 0)

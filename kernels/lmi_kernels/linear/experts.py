@@ -1,6 +1,6 @@
 """Mixture of experts (Jiang et al. 2024, arXiv:2401.04088, section 2.1). Each row is routed to its `top_k` best
 experts, which are gated MLPs: y = sum over chosen e of p_e * down_e @ (activation(gate_e @ x) * (up_e @ x)). p is the
-softmax over the logits of all experts or, if renormalised, of the chosen ones.
+softmax over the logits of all experts or, if renormalized, of the chosen ones.
 
 On a CPU experts are computed one after another. On a GPU the host does not know the choice: rows are sorted by expert
 on the device (`route`), and two grouped matmuls compute all experts at once (`grouped_matmul`).
@@ -65,7 +65,7 @@ def experts(
     weights: ExpertWeights,
     top_k: int,
     slots: torch.Tensor | None = None,
-    renormalise: bool = True,
+    renormalize: bool = True,
 ) -> torch.Tensor:
     """Return each row's weighted sum over its chosen experts.
 
@@ -76,15 +76,15 @@ def experts(
         top_k: experts per row, at most num_experts.
         slots: [num_rows], int64. A row with -1 is padding: no weights are read for it, and its result is 0. Ignored on
             a CPU, which has no padding. None: no row is padding.
-        renormalise: weight experts by the softmax over the chosen experts' logits; otherwise over all logits.
+        renormalize: weight experts by the softmax over the chosen experts' logits; otherwise over all logits.
 
     Returns: [num_rows, hidden] in x's dtype. The caller sums the results over ranks. With native weights a row's bits
     do not depend on the other rows.
     """
     if isinstance(x, Rows):
-        return _recorded(x, router_logits, weights, top_k, renormalise)
+        return _recorded(x, router_logits, weights, top_k, renormalize)
     if weights.per_expert is not None:
-        return _experts_torch(x, router_logits, weights.per_expert, top_k, renormalise)
+        return _experts_torch(x, router_logits, weights.per_expert, top_k, renormalize)
     if weights.stacked is None:
         raise ValueError("ExpertWeights hold experts either one by one or stacked")
     gate_up, down = weights.stacked
@@ -93,9 +93,9 @@ def experts(
         return torch.empty_like(x)
     # The host knows only the mean number of rows per expert, which is constant in a CUDA graph.
     mean = num_rows * top_k / num_experts
-    key = next((str(most) for most in _ROWS_PER_EXPERT if mean <= most), "more")
+    key = next((str(limit) for limit in _ROWS_PER_EXPERT if mean <= limit), "more")
     block_m = parameters("experts", key, x.device)["block_m"]
-    routing = route(router_logits, top_k, block_m, slots, renormalise)
+    routing = route(router_logits, top_k, block_m, slots, renormalize)
     tiles = parameters("experts_gate_up", key, x.device)
     middle = gate_up_matmul(x, gate_up, routing, tiles, weights.gated)
     parts = down_matmul(middle, down, routing, parameters("experts_down", key, x.device))
@@ -103,13 +103,13 @@ def experts(
 
 
 def _recorded(
-    x: Rows, router_logits: torch.Tensor, weights: ExpertWeights, top_k: int, renormalise: bool
+    x: Rows, router_logits: torch.Tensor, weights: ExpertWeights, top_k: int, renormalize: bool
 ) -> torch.Tensor:
     pairs = [(g.native, d.native) for g, d in weights.per_expert or ()]
     natives = [(g, d) for g, d in pairs if g is not None and d is not None]
     if not isinstance(router_logits, Rows) or not natives or len(natives) < len(pairs):
         raise NotRecorded("experts whose weights are not native")
-    return x.recorder.experts(x, router_logits, natives, top_k, renormalise)
+    return x.recorder.experts(x, router_logits, natives, top_k, renormalize)
 
 
 def _experts_torch(
@@ -117,14 +117,14 @@ def _experts_torch(
     router_logits: torch.Tensor,
     per_expert: tuple[tuple[LinearWeight, LinearWeight], ...],
     top_k: int,
-    renormalise: bool,
+    renormalize: bool,
 ) -> torch.Tensor:
     """Compute in the order of operations of transformers' MixtralSparseMoeBlock, and sum the best choice first."""
     logits = router_logits.float()
     # A stable sort, because torch.topk does not define the order of equal values.
     chosen = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     shares = torch.softmax(logits, dim=-1).gather(1, chosen)
-    if renormalise:
+    if renormalize:
         shares /= shares.sum(dim=-1, keepdim=True)
     by_expert = chosen.flatten().argsort(stable=True)
     counts = chosen.flatten().bincount(minlength=len(per_expert)).tolist()

@@ -4,51 +4,51 @@ from __future__ import annotations
 
 import torch
 
+from lmi_kernels.cpu.logit_bounds import LogitBounds
 from lmi_kernels.cpu.recorder import Rows
-from lmi_kernels.cpu.screen import Screen
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import shared_team
 from lmi_kernels.elementwise.scale import softcap as cap_logits
 from lmi_kernels.linear.linear import LinearWeight, linear
 
 
-def screen(matrix: torch.Tensor, packed: LinearWeight) -> Screen | None:
-    """Make an int8 copy of a head for `greedy_head`. Return None where it would not help: without native kernels, for
-    a head that is int8 itself, or if weights are not finite.
+def make_logit_bounds(matrix: torch.Tensor, packed: LinearWeight) -> LogitBounds | None:
+    """Make the bounds of a head for `greedy_head`. Return None where they would not help: without native kernels, for a
+    head that is int8 itself, or if weights are not finite.
 
     matrix: [num_ids, hidden], any float dtype; packed: the same matrix, packed.
     """
     team = shared_team()
     if team is None or packed.native is None or packed.native.storage == Storage.INT8:
         return None
-    made = Screen(team, matrix)
-    return made if made.is_usable else None
+    bounds = LogitBounds(team, matrix)
+    return bounds if bounds.is_usable else None
 
 
 def greedy_head(
     x: torch.Tensor,
     weight: LinearWeight,
-    screen: Screen | None,
+    bounds: LogitBounds | None,
     first_id: int = 0,
     softcap: float | None = None,
 ) -> torch.Tensor:
     """Find the largest logit of each row. Of equal logits, the one with the lowest id counts.
 
-    A recorded program computes bounds of all logits from the int8 copy, and only logits that may be the largest
-    exactly. The result is the same.
+    A recorded program computes bounds of all logits, and computes exactly only those that may be the largest. The
+    result is the same.
 
     Args:
         x: [num_rows, hidden].
         weight: [num_ids, hidden], with its ids starting at `first_id`.
-        screen: int8 copy of the weight; required in a recorded program.
+        bounds: made from the weight; required in a recorded program.
         softcap: logits become softcap * tanh(logit / softcap); None: they do not.
 
     Returns: [num_rows, 2], fp32: the logit and its id; NaN and 0 if the largest logit is not finite.
     """
     if isinstance(x, Rows):
-        if weight.native is None or screen is None:
-            raise ValueError("a recorded greedy_head needs a native weight and its int8 copy")
-        return x.recorder.greedy_head(x, weight.native, screen, first_id, softcap or 0.0)
+        if weight.native is None or bounds is None:
+            raise ValueError("a recorded greedy_head needs a native weight and its bounds")
+        return x.recorder.greedy_head(x, weight.native, bounds, first_id, softcap or 0.0)
     logits = linear(x, weight).float()
     if softcap is not None:
         logits = cap_logits(logits, softcap)

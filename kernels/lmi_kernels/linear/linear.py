@@ -70,7 +70,7 @@ def pack(
     if device.type != "cpu":
         return LinearWeight(None, dense, bias, None, gated)
     if storage is not None:
-        raise ValueError("only native kernels have storages of their own")
+        raise ValueError(f"storage: requires native kernels (got {storage.name})")
     dense = dense.float()
     fp32_bias = None if bias is None else bias.float()
     if "fbgemm" in torch.backends.quantized.supported_engines and _exact_in_fp16(dense):
@@ -116,7 +116,7 @@ def gated_linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         ValueError: the weight is not packed as gated.
     """
     if weight.gated is None:
-        raise ValueError("a gated linear takes a weight that is packed as gated")
+        raise ValueError("weight: must be packed as gated")
     y = linear(x, weight)
     return y if weight.native is not None else activate_and_mul(y, weight.gated)
 

@@ -1,6 +1,6 @@
 """Route rows to experts. The routing weights are the softmax over all router logits of a row, or over its `top_k`
 largest ones. All choices are sorted by expert, and those of each expert are padded to whole blocks. One launch computes
-the routing, without synchronising with the host.
+the routing, without synchronizing with the host.
 
 Choice c = row * top_k + rank is a row's rank-th best expert, here and in `grouped_matmul`.
 """
@@ -15,8 +15,8 @@ from lmi_kernels._triton import jit, next_power_of_2, tl
 
 _FEW_ROWS, _MANY_ROWS = 128, 512
 """Rows that a program loads at a time: all rows of a decode step, or a part of a prompt."""
-_MOST_LOGITS = 4096
-"""Logits that a program loads at a time. With more of them registers spill."""
+_MAX_LOGITS = 4096
+"""Maximum logits that a program loads at a time. With more registers spill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def _choose(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
-    RENORMALISE: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
     HAS_SLOTS: tl.constexpr,
 ):
     """Return each expert's rank for each row (TOP_K: not chosen) and its routing weight, both [rows, EXPERTS]."""
@@ -73,7 +73,7 @@ def _choose(
         is_best = experts == tl.argmax(left, axis=1)[:, None]  # the first one of equal logits
         ranks = tl.where(is_best, rank, ranks)
         left = tl.where(is_best, float("-inf"), left)
-    weighed = ranks < TOP_K if RENORMALISE else experts < NUM_EXPERTS
+    weighed = ranks < TOP_K if RENORMALIZE else experts < NUM_EXPERTS
     exponentials = tl.exp(tl.where(weighed, logits - highest[:, None], float("-inf")))
     shares = exponentials / tl.sum(exponentials, axis=1)[:, None]
     if HAS_SLOTS:
@@ -93,7 +93,7 @@ def _route_kernel(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,
-    RENORMALISE: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
     HAS_SLOTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -105,7 +105,7 @@ def _route_kernel(
     for start in range(0, num_rows, BLOCK_ROWS):
         rows = start + tl.arange(0, BLOCK_ROWS)
         ranks, shares = _choose(
-            logits_ptr, slots_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K, RENORMALISE, HAS_SLOTS
+            logits_ptr, slots_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K, RENORMALIZE, HAS_SLOTS
         )
         counts += tl.sum((ranks < TOP_K).to(tl.int32), axis=0)
     blocks = (counts + BLOCK_M - 1) // BLOCK_M
@@ -117,7 +117,7 @@ def _route_kernel(
     for start in range(0, num_rows, BLOCK_ROWS):
         rows = start + tl.arange(0, BLOCK_ROWS)
         ranks, shares = _choose(
-            logits_ptr, slots_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K, RENORMALISE, HAS_SLOTS
+            logits_ptr, slots_ptr, rows, num_rows, NUM_EXPERTS, EXPERTS, TOP_K, RENORMALIZE, HAS_SLOTS
         )
         mine = experts[None, :] == expert
         rank = tl.sum(tl.where(mine, ranks, 0), axis=1)
@@ -139,7 +139,7 @@ def route(
     top_k: int,
     block_m: int,
     slots: torch.Tensor | None = None,
-    renormalise: bool = True,
+    renormalize: bool = True,
 ) -> Routing:
     """Choose experts and sort the choices.
 
@@ -148,7 +148,7 @@ def route(
         top_k: experts per row, at most num_experts.
         block_m: rows in a block of the grouped matmuls.
         slots: [num_rows], int64: rows with -1 are padding and are routed to no expert. None: no row is padding.
-        renormalise: shares are the softmax over the chosen experts' logits; otherwise over all logits.
+        renormalize: shares are the softmax over the chosen experts' logits; otherwise over all logits.
     """
     num_rows, num_experts = router_logits.shape
     num_choices = num_rows * top_k
@@ -168,10 +168,10 @@ def route(
         NUM_EXPERTS=num_experts,
         EXPERTS=padded_experts,
         TOP_K=top_k,
-        RENORMALISE=renormalise,
+        RENORMALIZE=renormalize,
         HAS_SLOTS=slots is not None,
         BLOCK_M=block_m,
-        BLOCK_ROWS=min(block_rows, max(1, _MOST_LOGITS // padded_experts)),
+        BLOCK_ROWS=min(block_rows, max(1, _MAX_LOGITS // padded_experts)),
         num_warps=4 if block_rows == _FEW_ROWS else 8,
     )
     return Routing(sorted_choices, block_ends, shares, block_m)

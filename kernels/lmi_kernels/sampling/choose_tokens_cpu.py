@@ -1,20 +1,20 @@
 """`choose_tokens` on a CPU with torch. It chooses the same tokens, but computes exact noise only for a few.
 
 The vocabulary is searched in chunks. Only chunks with a logit that reaches the threshold matter. If there are many of
-them, a first look with fast logarithms and a known error bound selects the chunks that can have the best score.
+them, a coarse search with fast logarithms and a known error bound selects the chunks that can have the best score.
 """
 
 from __future__ import annotations
 
 import torch
 
-from lmi_kernels.sampling.random_numbers_cpu import Keys, front, mix, noise, row_keys
+from lmi_kernels.sampling.random_numbers_cpu import Keys, first_word, mix, noise, row_keys
 from lmi_kernels.sampling.truncate_logits_cpu import select_rows
 
 _CHUNK = 64
 _MIN_FLOAT = torch.finfo(torch.float32).min
 _MAX_EXACT_CHUNKS = 128
-"""Largest number of chunks in a row for which exact noise for all tokens is faster than a first look."""
+"""Maximum chunks in a row for which exact noise for all tokens is faster than a coarse search."""
 
 
 def choose_tokens_cpu(
@@ -58,12 +58,12 @@ def _draw(
     chunks, ids = x.view(len(x), -1, _CHUNK), torch.arange(x.shape[1])
     candidate_chunks = chunks.amax(dim=-1) >= thresholds[:, None]
     long_rows = (candidate_chunks.sum(dim=-1) > _MAX_EXACT_CHUNKS).nonzero()[:, 0]
-    first_look = FirstLook(x.shape[1] if len(long_rows) else 0)
+    coarse_search = CoarseSearch(x.shape[1] if len(long_rows) else 0)
     for i in long_rows.tolist():
         row = x[i]
         if thresholds[i] > _MIN_FLOAT:
             row = row.where(_allowed(row, ids, thresholds[i], last_ids[i]), -torch.inf)
-        candidate_chunks[i] &= first_look.can_win(row, float(temperature[i]), keys.of(i))
+        candidate_chunks[i] &= coarse_search.can_win(row, float(temperature[i]), keys.of(i))
     rows, places = candidate_chunks.nonzero().unbind(1)
     near, ids = chunks[rows, places], ids.view(-1, _CHUNK)[places]
     kept, lanes = _allowed(near, ids, thresholds[rows, None], last_ids[rows, None]).nonzero().unbind(1)
@@ -81,7 +81,7 @@ def _allowed(
     return (x > threshold) | ((x == threshold) & (ids <= last_id))
 
 
-class FirstLook:
+class CoarseSearch:
     """Finds the chunks that may win. One row's buffers are reused for all rows, and stay in the processor's cache."""
 
     def __init__(self, vocab_size: int) -> None:
@@ -91,7 +91,7 @@ class FirstLook:
 
     def can_win(self, x: torch.Tensor, temperature: float, keys: Keys) -> torch.Tensor:
         """Return which chunks of a row may have the best score: [num_chunks], bool. x: [vocab_size], fp32."""
-        words = front(mix(self._ids, keys, self._mixed, self._scratch), self._scratch)
+        words = first_word(mix(self._ids, keys, self._mixed, self._scratch), self._scratch)
         # Without the low bits the noise may be too large by log(2). For a word of 0 it is infinite.
         scores = self._scores.copy_(words).mul_(-0.99999994 * 2.0**-31).log1p_().neg_().log_()
         best = scores.mul_(-temperature).add_(x).view(-1, _CHUNK).amax(dim=-1)

@@ -6,17 +6,17 @@ import torch
 
 from lmi_kernels._triton import cdiv, jit, tl, uses_triton
 
-MOST_COUNTED = 2**14 - 1
-"""Largest count. Counts saturate here."""
+MAX_TOKEN_COUNT = 2**14 - 1
+"""Counts saturate at this value."""
 _ONCE = 2
-_FULL = MOST_COUNTED * _ONCE
+_FULL = MAX_TOKEN_COUNT * _ONCE
 _BLOCK = 128
 
 
 def count_tokens_(
     counts: torch.Tensor, table_rows: torch.Tensor, tokens: torch.Tensor, penalizes: torch.Tensor
 ) -> None:
-    """Count one output token in each row with penalties, up to `MOST_COUNTED`.
+    """Count one output token in each row with penalties, up to `MAX_TOKEN_COUNT`.
 
     Args:
         counts: [any, vocab_size], int16, contiguous: the table, changed in place.

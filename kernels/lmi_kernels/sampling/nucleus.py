@@ -11,13 +11,13 @@ import math
 import torch
 
 _BITS = 62
-_FIRST_LOOK = 128
+_FIRST_SORTED = 128
 """Number of likeliest tokens to sort at first. Sorting a whole vocabulary takes 20 times as long."""
-_WIDER = 16
+_GROWTH = 16
 
 
 def nucleus_edge(
-    keys: torch.Tensor, probabilities: torch.Tensor, masses: torch.Tensor, look: int = _FIRST_LOOK
+    keys: torch.Tensor, probabilities: torch.Tensor, masses: torch.Tensor, num_sorted: int = _FIRST_SORTED
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the smallest number of tokens, at least one, with the largest keys and a total probability of at least
     `masses`. Return their smallest key, and how many tokens with this key are needed; 0: all of them.
@@ -26,7 +26,7 @@ def nucleus_edge(
     [num_rows], int64.
     """
     vocab_size = keys.shape[-1]
-    ordered, token_ids = keys.topk(min(look, vocab_size), dim=-1)
+    ordered, token_ids = keys.topk(min(num_sorted, vocab_size), dim=-1)
     # In units of 2**-62. A sum over a vocabulary is about 1, so it does not overflow 2**63.
     weights = probabilities.gather(1, token_ids).mul_(2.0**_BITS).to(torch.int64)
     limits = (masses.double() * 2.0**_BITS).ceil_().to(torch.int64).clamp_(min=1)
@@ -38,10 +38,10 @@ def nucleus_edge(
     tied = (following == edges) & (count < ordered.shape[-1])
     num_equal = (count - (ordered > edges).sum(dim=-1, keepdim=True)).where(tied, 0)[:, 0]
     edges = edges[:, 0]
-    if look < vocab_size:
+    if num_sorted < vocab_size:
         beyond = (needed[:, -1] & (ordered[:, -1] > -math.inf)).nonzero()[:, 0]
         if len(beyond):
             edges[beyond], num_equal[beyond] = nucleus_edge(
-                keys[beyond], probabilities[beyond], masses[beyond], look * _WIDER
+                keys[beyond], probabilities[beyond], masses[beyond], num_sorted * _GROWTH
             )
     return edges, num_equal

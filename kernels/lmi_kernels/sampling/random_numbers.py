@@ -3,7 +3,7 @@ work, and of the device: `random_numbers_cpu.py` returns the same bits.
 
 Random words are integers. Philox4x32-10 (Salmon et al., SC 2011) derives four keys from seed and position. Three rounds
 of shifts and products derive a word from the keys and a token (with the constants of Wellons' `triple32`; with only two
-rounds neighbouring tokens are not independent). Noise is computed from words by single sums and products in fp32, with
+rounds neighboring tokens are not independent). Noise is computed from words by single sums and products in fp32, with
 the rounding of IEEE 754. Kernels that use it must be launched with `EXACT`.
 """
 

@@ -59,7 +59,7 @@ def mix(tokens: torch.Tensor, keys: Keys, out: torch.Tensor, scratch: torch.Tens
     return _xor_shifted_(h, 15, scratch).mul_(_signed(0x31848BAB))
 
 
-def front(mixed: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+def first_word(mixed: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
     """Return the first word, 31 bits, int32. It overwrites `mixed`."""
     return _xor_shifted_(mixed, 14, scratch).bitwise_and_(0x7FFFFFFF)
 
@@ -70,7 +70,7 @@ def noise(tokens: torch.Tensor, keys: Keys) -> torch.Tensor:
     behind = mix(tokens, keys, mixed, scratch) ^ keys.behind
     behind = _xor_shifted_(behind, 16, scratch).mul_(_signed(0x85EBCA6B))
     behind = _xor_shifted_(behind, 13, scratch).bitwise_and_(0x7FFFFFFF)
-    v = front(mixed, scratch).float() * 2.0**-31 + (behind.float() + 0.5) * 2.0**-62
+    v = first_word(mixed, scratch).float() * 2.0**-31 + (behind.float() + 0.5) * 2.0**-62
     v = v.clamp(max=0.99999994)
     series = v * (1.0 + v * (0.5 + v * (0.3333333333 + v * 0.25)))
     return -_log(series.where(v < 0.03125, -_log(1.0 - v)))

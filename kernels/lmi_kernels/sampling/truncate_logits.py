@@ -311,7 +311,7 @@ def _thresholds_kernel(
     row_ptr = logits_ptr + row * row_stride
     kept_ptr += row * LANES
     if tl.load(enabled_ptr + row) != 0 if HAS_PENALTIES else False:
-        # Penalised logits have all bits of fp32.
+        # Penalized logits have all bits of fp32.
         penalties = penalties_of(row, vocab, counts_ptr, table_rows_ptr, values_ptr)
         threshold, last_id = _threshold(
             row_ptr, penalties, vocab, kept_ptr, temperature, top_k, top_p, min_p, NO_LAST_ID, 0, LANES

@@ -8,8 +8,8 @@ from lmi_kernels.sampling.nucleus import nucleus_edge
 
 NO_LAST_ID = 2**31 - 1
 """Last id that allows all logits equal to the threshold."""
-_SMALLEST = 1e-30
-"""Smallest divisor of logits. With a smaller one they would overflow."""
+_MIN_TEMPERATURE = 1e-30
+"""Minimum temperature: dividing by less would overflow fp32 logits."""
 
 
 def logit_thresholds_cpu(
@@ -21,7 +21,7 @@ def logit_thresholds_cpu(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Implement `logit_thresholds`. The nucleus is computed with integer sums."""
     x = logits.float()
-    divisors = temperature.float().clamp(min=_SMALLEST)
+    divisors = temperature.float().clamp(min=_MIN_TEMPERATURE)
     drawn = temperature.float() != 0.0
     thresholds = torch.full((len(x),), -torch.inf)
     last_ids = torch.full((len(x),), NO_LAST_ID, dtype=torch.int32)

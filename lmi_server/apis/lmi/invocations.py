@@ -61,10 +61,7 @@ _ACCEPTED_FORMATS = {
     "application/json": None,
     "*/*": None,
 }
-_UNSUPPORTED_HEADERS = {
-    "X-Amzn-SageMaker-Adapter-Identifier": "LoRA adapters",
-    "X-Amzn-SageMaker-Session-Id": "stateful sessions",
-}
+_SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 _FORWARDED_API_HEADER = "X-Amzn-SageMaker-Forwarded-Api"
 _STREAMING_API = "InvokeEndpointWithResponseStream"
 
@@ -89,6 +86,7 @@ def invoke(context: ApiContext) -> Response:
             response.headers[custom_attributes.HEADER] = attributes
             return response
 
+    _refuse_session()
     _refuse_pagination(attributes or "")
     return answer(context, _parse)
 
@@ -104,6 +102,14 @@ def _custom_attributes() -> str | None:
     return value
 
 
+def _refuse_session() -> None:
+    if value := request.headers.get(_SESSION_HEADER):
+        raise InvalidField(
+            _SESSION_HEADER,
+            f"given {as_json(value)}, but stateful sessions are not supported; accepted: none",
+        )
+
+
 def _refuse_pagination(attributes: str) -> None:
     """Raise `InvalidField` for LMI's pagination: a header or custom attribute that asks for a stored response."""
     for name, value in (*request.headers.items(), *custom_attributes.pairs(attributes)):
@@ -114,11 +120,6 @@ def _refuse_pagination(attributes: str) -> None:
 
 
 def _parse(context: ApiContext, body: Body) -> Call:
-    for header, feature in _UNSUPPORTED_HEADERS.items():
-        if value := request.headers.get(header):
-            raise InvalidField(
-                header, f"given {as_json(value)}, but {feature} are not supported; accepted: none"
-            )
     field = _prompt_field(body)
     body = {name: value for name, value in body.items() if name == field or name not in _BODY_FORMATS}
     body_format = _BODY_FORMATS[field]

@@ -51,16 +51,19 @@ class Parameter:
         """Check a value and return it in the program's own type. Raises `InvalidField`."""
         if self.neutral is None:
             return check(field, value, self.type, "".join(f" or {as_json(one)}" for one in self.unset_values))
-        if is_one_of(_without_nulls(value), self.neutral):
+        if is_one_of(_simplified(value), self.neutral):
             return value
         accepted = " or ".join(map(as_json, self.neutral)) or "null, or leave it out"
         raise InvalidField(field, f"given {as_json(value)}, but {self.reason}; accepted: {accepted}")
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return an object without its null members. Clients write fields that are not set as null."""
+def _simplified(value: Any) -> Any:
+    """Return an object without its null members, as clients write fields that are not set, and a list of equal items
+    with only one of them: some lists, such as `adapters`, have one for each prompt."""
     if isinstance(value, dict):
         return {name: member for name, member in value.items() if member is not None}
+    if isinstance(value, list) and all(item == value[0] for item in value):
+        return value[:1]
     return value
 
 

@@ -176,10 +176,10 @@ print(refused, sorted(heavy & set(sys.modules)), seconds < 3)
 
 
 def test_check_and_models_import_nothing_heavy_are_fast_and_open_no_connection(tmp_path: Path) -> None:
-    foreign = make_model(tmp_path, architectures=["Olmo2ForCausalLM"], model_type="olmo2")
-    (foreign / "tokenizer.json").write_text("{}")
-    (foreign / "serving.properties").write_text("option.tensor_parallel_degree=1\n")
-    folders = [EXAMPLES / "smollm2-rolling-paged", EXAMPLES / "aws-post-rolling", foreign]
+    olmo = make_model(tmp_path, architectures=["Olmo2ForCausalLM"], model_type="olmo2")
+    (olmo / "tokenizer.json").write_text("{}")
+    (olmo / "serving.properties").write_text("option.tensor_parallel_degree=1\n")
+    folders = [EXAMPLES / "smollm2-rolling-paged", EXAMPLES / "aws-post-rolling", olmo]
     command = [sys.executable, "-c", PROGRAM, *map(str, folders)]
     result = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=True)
     assert result.stdout == "[False, True, False] [] True\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,10 @@ def test_exit_codes(tmp_path: Path, text: str, arguments: list[str], code: int) 
         (["--instance", "ml.g5.47xlarge"], "did you mean ml.g5.4xlarge?"),
         (["--instance", "ml.t2.medium"], "its cores and memory are not known"),
         (["--device", "A10"], "did you mean A10G?"),
-        (["--count", "2"], "--count requires --device"),
+        (["--count", "2"], "--count: requires --device"),
         (["--device", "CPU", "--count", "4"], "--count: not supported with --device CPU"),
         (["--device", "cpu", "--count", "4"], "--count: not supported with --device CPU"),
-        (["--instance", "ml.g5.xlarge", "--device", "A10G"], "remove --device"),
+        (["--instance", "ml.g5.xlarge", "--device", "A10G"], "--device: not supported with --instance"),
         (["--length", "0"], "--length"),
     ],
 )
@@ -212,6 +213,50 @@ def test_remote_reports_why_a_model_cannot_be_read(monkeypatch: pytest.MonkeyPat
         raise ModelNotAvailable("s3://my-bucket/falcon-40b/: access denied")
 
     monkeypatch.setattr(model_files, "obtain", refuse)
-    result = lmi_check(str(AWS_EXAMPLE), "--remote")
-    assert result.exit_code == 1
-    assert result.output.splitlines()[-1] == "Error: s3://my-bucket/falcon-40b/: access denied"
+    arguments = (str(AWS_EXAMPLE), "--instance", "ml.g5.48xlarge", "--remote")
+    result = lmi_check(*arguments)
+    assert result.exit_code == 4
+    assert result.output.splitlines()[-2:] == [
+        "error: the model cannot be read: s3://my-bucket/falcon-40b/: access denied",
+        "can serve on ml.g5.48xlarge: unknown: s3://my-bucket/falcon-40b/: access denied",
+    ]
+    assert re.search(r"option\.max_rolling_batch_size +32 +serving\.properties:5", result.output)
+    report_json = json.loads(lmi_check(*arguments, "--json").stdout)
+    assert report_json["unreadable"] == "s3://my-bucket/falcon-40b/: access denied"
+    assert (report_json["can_serve"], report_json["exit_code"]) == (None, 4)
+
+
+def test_a_model_that_cannot_be_read_does_not_hide_the_reports_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: ModelSource, view: object) -> Path:
+        raise ModelNotAvailable(f"{source.model_id}: no network")
+
+    monkeypatch.setattr(model_files, "obtain", refuse)
+    for name in ("far", "near"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "far" / "serving.properties").write_text("option.model_id=s3://bucket/model/\n")
+    write_model(tmp_path / "near", LLAMA_3_8B, "")
+    arguments = (str(tmp_path), "--remote", "--instance", "ml.g5.12xlarge")
+    result = lmi_check(*arguments)
+    assert result.exit_code == 4
+    assert result.output.splitlines()[-2:] == [
+        "far: can serve on ml.g5.12xlarge: unknown: s3://bucket/model/: no network",
+        "near: can serve on ml.g5.12xlarge: yes",
+    ]
+    write_model(tmp_path / "near", LLAMA_3_8B, "option.dtpye=fp16\n")
+    assert lmi_check(*arguments).exit_code == 1
+
+
+def test_a_model_folder_that_cannot_be_read_has_a_report_with_the_cause(tmp_path: Path) -> None:
+    def refuse(source: ModelSource) -> Path:
+        raise PermissionError(13, "Permission denied", "/models/private")
+
+    (tmp_path / "serving.properties").write_text("option.model_id=/models/private\n")
+    report = check(tmp_path, {}, this_machine(CPU_MACHINE), refuse)
+    assert (report.exit_code, report.can_serve) == (4, False)
+    assert report.render().splitlines()[-2:] == [
+        "error: the model cannot be read: /models/private: Permission denied",
+        "can serve here: no: /models/private: Permission denied",
+    ]
+    assert [value.value for value in report.values if value.key == "option.model_id"] == ["/models/private"]

@@ -15,7 +15,7 @@ from container.explain.resolve import CannotServe, resolve
 from container.explain.resolve.weights import count_parameters
 from container.machine import Machine
 from engines.config import BatchConfig, PythonEngineConfig
-from engines.models.foreign.sources import generating_architectures
+from engines.models.transformers_backend.sources import generating_architectures
 from tests.container.explain.questions import CPU, GIB, GPUS, SHAPE, config, make_model
 
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_positions": 1024}
@@ -189,7 +189,7 @@ def test_code_of_another_model_type_is_not_that_of_transformers(
     resolved = resolve(config("Python", trust_remote_code=True), folder, CPU, allow_remote_code=True)
     assert isinstance(resolved.config, PythonEngineConfig)
     assert resolved.config.trust_remote_code
-    with pytest.raises(CannotServe, match=f"{architecture} of model type '{model_type}'"):
+    with pytest.raises(CannotServe, match=f"{architecture} for model_type '{model_type}'"):
         resolve(config(), folder, CPU)
 
 

@@ -92,7 +92,7 @@ def test_each_figure_is_in_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
     made_up = AllocationResult("paged", 0.1, 0.2, 0.3, 4.0, 5.0, 6, 7, 8, 9)
     tables: list[Table] = []
     monkeypatch.setattr(kv_waste_command, "measure_waste", lambda *arguments: made_up)
-    monkeypatch.setattr(kv_waste_command, "show", lambda found, *others: tables.extend(found))
+    monkeypatch.setattr(kv_waste_command, "publish", lambda found, *others: tables.extend(found))
     assert CliRunner().invoke(kv_waste, SMALL).exit_code == 0
     assert dict(zip(tables[0].header, tables[0].rows[0], strict=True)) == {
         "": "paged",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from container.cli import main
 from container.machine import Machine
 from container.measure import profile_command
 from container.measure.output import Table
+from container.run.processes import bound
 from engines.config import MpiEngineConfig
 from tests.container.explain.questions import KV_BYTES_PER_TOKEN, make_model
 
@@ -81,7 +84,7 @@ def test_what_the_kv_cache_holds_is_measured_on_one_rank_with_all_threads(
 @pytest.mark.usefixtures("measured")
 def test_the_columns_are_the_steps_in_their_order(properties: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables: list[Table] = []
-    monkeypatch.setattr(profile_command, "show", lambda found, *others: tables.extend(found))
+    monkeypatch.setattr(profile_command, "publish", lambda found, *others: tables.extend(found))
     result = CliRunner().invoke(main, ["profile", str(properties), "--sequences=4"])
     assert result.exit_code == 0, result.output
     assert tables[0].header == ("part", "one sequence", "4 sequences", "chunk of 256")
@@ -106,3 +109,23 @@ def test_what_cannot_be_profiled_is_refused_with_a_remedy(
     result = CliRunner().invoke(main, ["profile", str(file)])
     assert result.exit_code == 1
     assert result.output.splitlines()[-1] == f"Error: {message}"
+
+
+def test_the_kernel_ends_the_engine_with_the_command(
+    properties: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        steps = [json.dumps({"parts": {"linear": 1.0}, "total": 1.0})] * 3
+        return subprocess.CompletedProcess(command, 0, "\n".join(steps))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    machine = Machine(cpu_count=2, memory_available_bytes=8 << 30)
+    monkeypatch.setattr(profile_command, "detect", lambda environ: machine)
+    result = CliRunner().invoke(main, ["profile", str(properties), "--sequences=4"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (command,) = commands
+    place = command.index("engines.mpi.runner.profile")
+    assert command[: place - 3] == bound([])

@@ -338,10 +338,22 @@ def test_a_settings_change_is_rolled_back_when_a_copy_does_not_reply() -> None:
 def test_a_settings_change_is_refused_while_a_copy_is_not_ready() -> None:
     replicas, copies = make_set()
     copies[0].state = LOADING
-    with pytest.raises(Unavailable, match="copy 1 of 2 is not ready"):
+    with pytest.raises(Unavailable, match="copy 1 of 2 is not ready; settings can only be changed in all"):
         replicas.configure_scheduler({"max_waiting": 7}, 1)
     assert replicas.configure_scheduler({}, 1) is not None
     assert copies[1].settings == copies[0].settings
+
+
+def test_a_refused_settings_change_names_all_copies_that_are_not_ready() -> None:
+    replicas, copies = make_set(4)
+    for index, message in (
+        (0, "^copy 1 of 4 is not ready; "),
+        (2, "^copies 1 and 3 of 4 are not ready; "),
+        (3, "^copies 1, 3 and 4 of 4 are not ready; "),
+    ):
+        copies[index].state = LOADING
+        with pytest.raises(Unavailable, match=message):
+            replicas.configure_scheduler({"max_waiting": 7}, 1)
 
 
 def test_settings_changes_of_two_web_processes_do_not_interleave(tmp_path: Path) -> None:

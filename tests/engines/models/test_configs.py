@@ -20,7 +20,7 @@ from engines.models.config import (
     Rotary,
     UnsupportedModel,
 )
-from engines.models.foreign.description import describe
+from engines.models.transformers_backend.description import describe
 from engines.partition import split_heads
 from tests.engines.models.conftest import MISTRAL, MIXTRAL, write_and_read
 from tests.support.published_models import PUBLISHED
@@ -156,12 +156,12 @@ def test_unreasonable_configs_are_refused_at_once(
         (
             LLAMA_3_8B,
             {"model_type": "mistral"},
-            "says architecture LlamaForCausalLM, but model_type 'mistral'",
+            r"model_type: does not match the architecture LlamaForCausalLM \(got 'mistral'\); allowed: 'llama'",
         ),
         (
             LLAMA_3_8B,
             {"model_type": "ministral"},
-            "says architecture LlamaForCausalLM, but model_type 'ministral'",
+            r"model_type: does not match the architecture LlamaForCausalLM \(got 'ministral'\); allowed: 'llama'",
         ),
         (LLAMA_3_8B, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is set"),
         (

@@ -74,7 +74,7 @@ def _assert_logits_match(logits_by_position: dict[tuple[int, int], torch.Tensor]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_logits_match_the_dequantised_weights(case: tuple[str, Kind, dict[str, Any]], tmp_path: Path) -> None:
+def test_logits_match_the_dequantized_weights(case: tuple[str, Kind, dict[str, Any]], tmp_path: Path) -> None:
     name, kind, changes = case
     _, described, checkpoint = save_gguf(tmp_path, name, kind, **changes)
     _assert_logits_match(_logits(described), load_oracle(checkpoint, "fp32"))

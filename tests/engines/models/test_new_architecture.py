@@ -12,9 +12,9 @@ from engines.models.config.description import ModelConfig, NormSpec
 from engines.models.config.fields import Fields
 from engines.models.config.weight_names import WeightNames
 from tests.engines.models.conftest import assert_logits_match
-from tests.support.foreign_models import save_foreign
 from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.tiny_models import load_oracle, make_runner
+from tests.support.transformers_models import save_transformers_model
 
 
 def read_starcoder2(fields: Fields) -> ModelConfig:
@@ -35,7 +35,7 @@ def read_starcoder2(fields: Fields) -> ModelConfig:
 
 def test_an_architecture_described_by_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ARCHITECTURES._targets, "Starcoder2ForCausalLM", f"{__name__}:read_starcoder2")
-    save_foreign(tmp_path, "starcoder2")
+    save_transformers_model(tmp_path, "starcoder2")
     prompt = [5, 81, 3, 44, 2, 90, 17]
     logits_by_position = run_plans(make_runner(tmp_path), plans_in_chunks([prompt], [[3, 1]], [[4, 3]]))
     assert_logits_match(logits_by_position, load_oracle(tmp_path, "fp32"), [prompt])

@@ -44,7 +44,7 @@ before = status("VmRSS")
 weights.prefetch(lambda source: build(replace(parts, weights=source)))
 model = build(parts)
 peak, end = (status(name) - before for name in ("VmHWM", "VmRSS"))
-print(weights.owned_bytes, config.screen_bytes(), peak, end, weights.bytes_read)
+print(weights.owned_bytes, config.logit_bounds_bytes(), peak, end, weights.bytes_read)
 """
 
 
@@ -79,9 +79,9 @@ def test_peak_memory_is_at_most_the_loaded_model_and_one_tensor(tmp_path: Path) 
     if "clear_refs" in result.stderr:
         pytest.skip("the kernel does not reset this process's peak")
     assert result.returncode == 0, result.stderr
-    owned, screen, peak, end, read = map(int, result.stdout.split())
+    owned, bounds, peak, end, read = map(int, result.stdout.split())
     assert owned == read == sum(2 * tensor.numel() for tensor in tensors.values())
     one_tensor = 2 * 2 * _WIDTH * _HIDDEN
-    assert owned / 2 < end <= owned + screen + _SLACK
-    # The head's int8 copy, `screen`, is quantized before it is packed.
-    assert peak <= end + one_tensor + screen + _READ_SLACK
+    assert owned / 2 < end <= owned + bounds + _SLACK
+    # The head's int8 copy, `bounds`, is quantized before it is packed.
+    assert peak <= end + one_tensor + bounds + _READ_SLACK

@@ -13,9 +13,9 @@ from container.explain.resolve import CannotServe, resolve
 from engines.models.config.selection import with_architecture
 from tests.container.explain.questions import CPU, config
 from tests.engines.models.conftest import assert_logits_match
-from tests.support.foreign_models import save_foreign
 from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.tiny_models import SHAPES, load_oracle, make_runner, save_model
+from tests.support.transformers_models import save_transformers_model
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_architecture_is_that_of_the_model_type(
     ("kind", "base"), [("bloom", "BloomModel"), ("gpt2", "GPT2Model"), ("starcoder2", "Starcoder2Model")]
 )
 def test_a_base_model_with_a_tied_head_is_served(kind: str, base: str, tmp_path: Path) -> None:
-    save = save_model if kind in SHAPES else save_foreign
+    save = save_model if kind in SHAPES else save_transformers_model
     save(tmp_path / "whole", kind)
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     folder = tmp_path / "base"

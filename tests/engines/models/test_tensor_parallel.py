@@ -240,8 +240,8 @@ def test_weight_bytes_of_int8_are_those_of_the_packed_matrices(
         return real_pack(weight, *rest, **named)
 
     monkeypatch.setattr(lmi_kernels, "pack", pack)
-    quantise = partial(pack, storage=Storage.INT8)
-    weights = WeightReader(tmp_path, torch.float32, None, torch.device("cpu"), quantise)
+    quantize = partial(pack, storage=Storage.INT8)
+    weights = WeightReader(tmp_path, torch.float32, None, torch.device("cpu"), quantize)
     build_decoder(Parts(read_config(tmp_path), weights, Communicator(), Stopwatch(lambda: 0.0)))
     weights.close()
     # A bias counts as one byte more.

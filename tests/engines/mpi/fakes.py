@@ -1,4 +1,4 @@
-"""A model without tensors and a front without sockets, for tests of the scheduler and the leader.
+"""A model without tensors and an engine socket without ZeroMQ, for tests of the scheduler and the leader.
 
 `FakeModel` has a cache of slots, written and read through block tables only. Its next token is a pure function of the
 cache contents. So overlapping block tables, positions that are computed twice or never, and blocks that another
@@ -111,7 +111,7 @@ class FakeModel:
 
 
 @dataclass
-class ScriptedFront:
+class ScriptedSocket:
     """Returns the messages of a script, turn by turn, and then a drain message."""
 
     script: list[list[tuple[bytes, ToEngine]]]

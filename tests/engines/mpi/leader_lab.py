@@ -22,7 +22,7 @@ from engines.mpi.trace import StepTrace
 from engines.sampling.batch import SamplingRow
 from engines.stopwatch import Stopwatch
 from engines.wire import Reply, Submit, ToEngine
-from tests.engines.mpi.fakes import CLIENT, NUM_IDS, VOCAB, FakeModel, ScriptedFront, expected_output
+from tests.engines.mpi.fakes import CLIENT, NUM_IDS, VOCAB, FakeModel, ScriptedSocket, expected_output
 
 POISON = VOCAB
 """A prompt token that makes the model fail. The model never generates it."""
@@ -38,7 +38,7 @@ class Executor:
         self.kinds: list[PlanKind] = []
         self.num_steps_tried = 0
 
-    def lead(self, plan: StepPlan, targets: Any = None, rows: Any = None) -> StepResult:
+    def run_on_all_ranks(self, plan: StepPlan, targets: Any = None, rows: Any = None) -> StepResult:
         self.kinds.append(plan.kind)
         logits: Any = None
         if plan.kind is PlanKind.STEP:
@@ -89,9 +89,9 @@ class Lab:
         self.stopwatch = Stopwatch(time.perf_counter)
         self.core = EngineCore(*collaborators, self.stopwatch, StepTrace(trace), LargestStep.of(settings, 64))
 
-    def serve(self, *script: list[tuple[bytes, ToEngine]], **front: Any) -> ScriptedFront:
+    def serve(self, *script: list[tuple[bytes, ToEngine]], **options: Any) -> ScriptedSocket:
         """Run the script to its end, and check that all requests and blocks are gone."""
-        scripted = ScriptedFront(list(script), **front)
+        scripted = ScriptedSocket(list(script), **options)
         self.lead(scripted)
         assert scripted.closed
         assert self.executor.kinds[-1] is PlanKind.STOP
@@ -99,9 +99,9 @@ class Lab:
         assert not self.scheduler.has_work
         return scripted
 
-    def lead(self, front: ScriptedFront) -> None:
-        """Run the loop with this front to its end."""
-        Leader(self.core, INFO, front, self.board, self.stopwatch).serve()  # type: ignore[arg-type]
+    def lead(self, socket: ScriptedSocket) -> None:
+        """Run the loop with this socket to its end."""
+        Leader(self.core, INFO, socket, self.board, self.stopwatch).serve()  # type: ignore[arg-type]
 
 
 def submit(*requests: Request, client: bytes = CLIENT) -> list[tuple[bytes, ToEngine]]:
@@ -109,14 +109,14 @@ def submit(*requests: Request, client: bytes = CLIENT) -> list[tuple[bytes, ToEn
     return [(client, Submit((request,))) for request in requests]
 
 
-def check_output(front: ScriptedFront, request: Request) -> None:
+def check_output(socket: ScriptedSocket, request: Request) -> None:
     """Check that the outputs equal those of the request running alone."""
     expected, reason = expected_output(request)
-    assert front.tokens(request.id) == expected
-    assert front.outputs[request.id][-1].finish_reason is reason
-    assert not any(output.error_kind for output in front.outputs[request.id])
+    assert socket.tokens(request.id) == expected
+    assert socket.outputs[request.id][-1].finish_reason is reason
+    assert not any(output.error_kind for output in socket.outputs[request.id])
 
 
-def read_stats(front: ScriptedFront) -> EngineStats:
-    (stats,) = [message.content for _, message in front.sent if isinstance(message, Reply)]
+def read_stats(socket: ScriptedSocket) -> EngineStats:
+    (stats,) = [message.content for _, message in socket.sent if isinstance(message, Reply)]
     return stats

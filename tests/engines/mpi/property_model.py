@@ -173,7 +173,7 @@ class Executor:
         self._steps = steps
         self._faults = faults
 
-    def lead(
+    def run_on_all_ranks(
         self, plan: StepPlan, targets: Sequence[PromptTargets] = (), rows: Sequence[SamplingRow] = ()
     ) -> StepResult:
         if plan.kind is not PlanKind.STEP:

@@ -35,10 +35,12 @@ class _Device:
         self._free = 0.0
         self._executor = make_executor(64, 4, None, LargestStep(64, 4, 64))
 
-    def lead(self, plan: StepPlan, targets: Any = (), rows: Sequence[SamplingRow] = ()) -> StepResult:
+    def run_on_all_ranks(
+        self, plan: StepPlan, targets: Any = (), rows: Sequence[SamplingRow] = ()
+    ) -> StepResult:
         self.now += _HOST
         self._free = max(self.now, self._free) + _DEVICE
-        result = self._executor.lead(plan, targets, rows)
+        result = self._executor.run_on_all_ranks(plan, targets, rows)
         assert result.pending_tokens is not None
         return replace(result, pending_tokens=_TimedTokens(self, self._free, result.pending_tokens))
 

@@ -21,10 +21,10 @@ from tests.support.logs import Logs
 
 def test_requests_of_all_clients_are_served_together(lab: Lab) -> None:
     a, b, c = make_request("a", range(5), 6), make_request("b", range(20), 3), make_request("c", [7], 1)
-    front = lab.serve(submit(a), [], submit(b, client=TWO), submit(c))
+    socket = lab.serve(submit(a), [], submit(b, client=TWO), submit(c))
     for request in (a, b, c):
-        check_output(front, request)
-    assert front.owners == {"a": CLIENT, "b": TWO, "c": CLIENT}
+        check_output(socket, request)
+    assert socket.owners == {"a": CLIENT, "b": TWO, "c": CLIENT}
     assert sorted(lab.sampler.forgotten) == ["a", "b", "c"]
 
 
@@ -35,38 +35,38 @@ def test_tokens_are_sent_in_batches_except_the_first_and_last_of_a_request(
     """Held tokens do not wait for a long step, whose prompts take time."""
     monkeypatch.setattr("engines.mpi.engine_core._LONG_STEP_SECONDS", long_step_seconds)
     monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
-    monkeypatch.setattr("engines.mpi.leader._LONGEST_PAUSE_SECONDS", 1e9)
+    monkeypatch.setattr("engines.mpi.leader._MAX_PAUSE_SECONDS", 1e9)
     a, b = make_request("a", [1], 9), make_request("b", [2], 5)
-    front = lab.serve(submit(a), [], [], submit(b))
-    assert front.messages == [
+    socket = lab.serve(submit(a), [], [], submit(b))
+    assert socket.messages == [
         ["a"],
         *([["a", "a", "a", "b"]] if long_step_seconds else [["a", "a"], ["a", "b"]]),
         ["a", "b", "a", "b", "a", "b", "a", "b"],
         ["a"],
     ]
     for request in (a, b):
-        check_output(front, request)
+        check_output(socket, request)
 
 
 def test_after_a_pause_tokens_are_sent_step_by_step(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 0.0)
-    front = lab.serve(submit(make_request("a", [1], 9)))
-    assert front.messages == [["a"]] * 9
+    socket = lab.serve(submit(make_request("a", [1], 9)))
+    assert socket.messages == [["a"]] * 9
 
 
 def test_held_tokens_are_sent_when_no_work_is_left(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
-    monkeypatch.setattr("engines.mpi.leader._LONGEST_PAUSE_SECONDS", 1e9)
+    monkeypatch.setattr("engines.mpi.leader._MAX_PAUSE_SECONDS", 1e9)
     abort = (CLIENT, Abort("a", AbortReason.CLIENT_LEFT))
-    front = lab.serve(submit(make_request("a", [1], 9)), [], [abort], [])
-    assert front.messages == [["a"], ["a"]]
+    socket = lab.serve(submit(make_request("a", [1], 9)), [], [abort], [])
+    assert socket.messages == [["a"], ["a"]]
 
 
 def test_an_idle_engine_waits_for_messages_and_sends_heartbeats(lab: Lab) -> None:
-    front = lab.serve([], [], submit(make_request("a", [1], 3)))
+    socket = lab.serve([], [], submit(make_request("a", [1], 3)))
     assert lab.executor.kinds[:3] == [PlanKind.BEAT, PlanKind.BEAT, PlanKind.STEP]
-    assert front.timeouts[:3] == [2.0, 2.0, 2.0]
-    assert front.timeouts[3] == 0.0, "a running engine does not wait"
+    assert socket.timeouts[:3] == [2.0, 2.0, 2.0]
+    assert socket.timeouts[3] == 0.0, "a running engine does not wait"
 
 
 def test_an_idle_engine_audits_its_blocks_once(lab: Lab, logs: Logs) -> None:
@@ -90,14 +90,14 @@ def test_an_idle_engine_audits_its_blocks_once(lab: Lab, logs: Logs) -> None:
 @pytest.mark.parametrize("poisoned", [{0}, {2}, {3}, {0, 3}], ids=str)
 def test_requests_that_fail_their_step_are_isolated(lab: Lab, poisoned: set[int]) -> None:
     requests = [make_request(str(i), [POISON] if i in poisoned else range(i + 1), 5) for i in range(4)]
-    front = lab.serve(submit(*requests))
+    socket = lab.serve(submit(*requests))
     for i, request in enumerate(requests):
         if i in poisoned:
-            (end,) = front.outputs[request.id]
+            (end,) = socket.outputs[request.id]
             assert (end.error_kind, end.token_ids) == (RequestFailed.kind, ())
             assert end.error_message == "this request failed in the engine; the server's log has the details"
         else:
-            check_output(front, request)
+            check_output(socket, request)
     assert lab.executor.num_steps_tried < 20
 
 
@@ -106,52 +106,52 @@ def test_a_poison_in_a_later_chunk_does_not_disturb_running_requests(lab: Lab) -
     good = [make_request(f"good {i}", range(i + 1), 8) for i in range(3)]
     poison = make_request("poison", [*range(20), POISON], 5)
     late = make_request("late", range(9), 4)
-    front = lab.serve(submit(*good), [], submit(poison), [], [], submit(late))
-    assert front.outputs["poison"][-1].error_kind == RequestFailed.kind
+    socket = lab.serve(submit(*good), [], submit(poison), [], [], submit(late))
+    assert socket.outputs["poison"][-1].error_kind == RequestFailed.kind
     for request in (*good, late):
-        check_output(front, request)
+        check_output(socket, request)
 
 
 def test_a_request_that_fails_sampling_is_isolated(lab: Lab) -> None:
     good = [make_request(f"good {i}", range(i + 1), 5) for i in range(3)]
     lab.sampler.broken = {"bad"}
-    front = lab.serve(submit(good[0], make_request("bad"), *good[1:]))
-    assert front.outputs["bad"][-1].error_kind == RequestFailed.kind
-    assert "divides" not in front.outputs["bad"][-1].error_message, "internal details belong in the log"
+    socket = lab.serve(submit(good[0], make_request("bad"), *good[1:]))
+    assert socket.outputs["bad"][-1].error_kind == RequestFailed.kind
+    assert "divides" not in socket.outputs["bad"][-1].error_message, "internal details belong in the log"
     for request in good:
-        check_output(front, request)
+        check_output(socket, request)
     assert "bad" in lab.sampler.forgotten
 
 
 def test_a_refusal_goes_only_to_the_client_that_sent_the_request(tmp_path: Path) -> None:
     lab = Lab(tmp_path, max_num_seqs=1, max_waiting=1)
     a, b, c = make_request("a", [1], 3), make_request("b", [2], 3), make_request("c", [3], 3)
-    front = lab.serve(submit(a, b, c), submit(make_request("long", range(70), 1), client=TWO))
-    check_output(front, a)
-    check_output(front, b)
-    assert [o.error_kind for o in front.outputs["c"]] == ["overloaded"]
-    assert [o.error_kind for o in front.outputs["long"]] == ["invalid_request"]
-    assert front.owners["long"] == TWO
+    socket = lab.serve(submit(a, b, c), submit(make_request("long", range(70), 1), client=TWO))
+    check_output(socket, a)
+    check_output(socket, b)
+    assert [o.error_kind for o in socket.outputs["c"]] == ["overloaded"]
+    assert [o.error_kind for o in socket.outputs["long"]] == ["invalid_request"]
+    assert socket.owners["long"] == TWO
 
 
 def test_requests_that_even_an_idle_server_has_no_room_for_are_invalid(tmp_path: Path) -> None:
     lab = Lab(tmp_path, max_num_seqs=2, max_waiting=1)
     too_many = tuple(make_request(name, [1], 3) for name in "abcd")
     enough = tuple(make_request(name, [1], 3) for name in "efg")
-    front = lab.serve([(CLIENT, Submit(too_many)), (CLIENT, Submit(enough))])
+    socket = lab.serve([(CLIENT, Submit(too_many)), (CLIENT, Submit(enough))])
     for request in too_many:
-        (output,) = front.outputs[request.id]
+        (output,) = socket.outputs[request.id]
         assert output.error_kind == "too_many_outputs"
         assert "at most 3, of which 2 run at once" in output.error_message
     for request in enough:
-        check_output(front, request)
+        check_output(socket, request)
 
 
 @pytest.mark.parametrize("reason", AbortReason)
 def test_a_stop_sequence_counts_as_finished_and_a_timeout_as_failed(lab: Lab, reason: AbortReason) -> None:
     requests = submit(make_request("a", [5], 40), make_request("poison", [POISON]))
-    front = lab.serve(requests, [], [], [(CLIENT, Abort("a", reason)), (CLIENT, GetStats(1))])
-    stats = read_stats(front)
+    socket = lab.serve(requests, [], [], [(CLIENT, Abort("a", reason)), (CLIENT, GetStats(1))])
+    stats = read_stats(socket)
     counters = stats.counters
     finished, timed_out = reason is AbortReason.STOP_SEQUENCE, reason is AbortReason.TIMEOUT
     assert counters["lmi_requests_finished_total"] == finished
@@ -168,15 +168,15 @@ def test_a_stop_sequence_counts_as_finished_and_a_timeout_as_failed(lab: Lab, re
 
 def test_an_aborted_request_gets_no_more_outputs_and_frees_its_blocks(lab: Lab) -> None:
     other = make_request("b", range(4), 6)
-    front = lab.serve(
+    socket = lab.serve(
         submit(make_request("a", range(30), 20), other),
         [],
         [],
         [(CLIENT, Abort("a", AbortReason.CLIENT_LEFT)), (CLIENT, GetStats(9))],
     )
-    assert not any(output.finished for output in front.outputs.get("a", []))
-    check_output(front, other)
-    stats = read_stats(front)
+    assert not any(output.finished for output in socket.outputs.get("a", []))
+    check_output(socket, other)
+    stats = read_stats(socket)
     assert stats.gauges["lmi_requests_running"] == 1
     held = -(-(4 + 6 - 1) // 4)
     assert stats.gauges["lmi_kv_blocks_free"] >= stats.gauges["lmi_kv_blocks_total"] - held
@@ -185,12 +185,12 @@ def test_an_aborted_request_gets_no_more_outputs_and_frees_its_blocks(lab: Lab) 
 
 def test_a_client_cannot_abort_the_request_of_another_client(lab: Lab) -> None:
     request = make_request("a", range(4), 6)
-    front = lab.serve(
+    socket = lab.serve(
         submit(request),
         [(TWO, Abort("a", AbortReason.CLIENT_LEFT))],
         [(TWO, Abort("never was", AbortReason.CLIENT_LEFT))],
     )
-    check_output(front, request)
+    check_output(socket, request)
 
 
 def test_no_request_is_aborted_between_planning_and_computing_a_step(
@@ -199,7 +199,7 @@ def test_no_request_is_aborted_between_planning_and_computing_a_step(
     """Before a long step, held tokens are sent, and a web process may have disconnected."""
     monkeypatch.setattr("engines.mpi.engine_core._LONG_STEP_SECONDS", 0.0)
     monkeypatch.setattr("engines.mpi.leader._PAUSE_SECONDS", 1e9)
-    monkeypatch.setattr("engines.mpi.leader._LONGEST_PAUSE_SECONDS", 1e9)
+    monkeypatch.setattr("engines.mpi.leader._MAX_PAUSE_SECONDS", 1e9)
     gone: set[bytes] = set()
     forgotten_when_sampled: list[list[str]] = []
     sample = lab.sampler.sample
@@ -216,12 +216,12 @@ def test_no_request_is_aborted_between_planning_and_computing_a_step(
 
     a, b, c = make_request("a", [1], 9), make_request("b", [2], 9), make_request("c", [3], 3)
     script: list[Any] = [submit(a), submit(b, client=TWO), [], leave()]
-    front = lab.serve(*script, gone=gone)
-    check_output(front, a)
-    check_output(front, c)
+    socket = lab.serve(*script, gone=gone)
+    check_output(socket, a)
+    check_output(socket, c)
     assert not any("b" in forgotten for forgotten in forgotten_when_sampled)
     assert lab.sampler.forgotten.count("b") == 1
-    assert len(front.outputs["b"]) < 9
+    assert len(socket.outputs["b"]) < 9
 
 
 def test_requests_of_a_disconnected_web_process_are_dropped(lab: Lab) -> None:
@@ -235,10 +235,10 @@ def test_requests_of_a_disconnected_web_process_are_dropped(lab: Lab) -> None:
         [],
         [(TWO, GetStats(1))],
     ]
-    front = lab.serve(*script, gone={CLIENT})
-    check_output(front, staying)
-    assert read_stats(front).gauges["lmi_requests_running"] == 1
-    assert read_stats(front).counters["lmi_requests_aborted_total"] == 2
+    socket = lab.serve(*script, gone={CLIENT})
+    check_output(socket, staying)
+    assert read_stats(socket).gauges["lmi_requests_running"] == 1
+    assert read_stats(socket).counters["lmi_requests_aborted_total"] == 2
 
 
 def test_requests_without_an_output_are_dropped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +247,6 @@ def test_requests_without_an_output_are_dropped_too(tmp_path: Path, monkeypatch:
     staying = make_request("staying", range(4), 12)
     waiting = submit(make_request("a"), make_request("b"))
     script = [[*submit(staying, client=TWO), *waiting], [], [], [(TWO, GetStats(1))]]
-    front = lab.serve(*script, gone={CLIENT})
-    check_output(front, staying)
-    assert read_stats(front).gauges["lmi_requests_waiting"] == 0
+    socket = lab.serve(*script, gone={CLIENT})
+    check_output(socket, staying)
+    assert read_stats(socket).gauges["lmi_requests_waiting"] == 0

@@ -13,15 +13,15 @@ from engines.mpi.scheduler.sequence import Sequence
 from engines.mpi.scheduler.step_plan import PlanKind
 from engines.mpi.worker import warm_up
 from engines.wire import Abort, Drain, GetStats, Reply
-from tests.engines.mpi.fakes import CLIENT, ScriptedFront, expected_output, make_request
+from tests.engines.mpi.fakes import CLIENT, ScriptedSocket, expected_output, make_request
 from tests.engines.mpi.leader_lab import INFO, POISON, TWO, Lab, check_output, read_stats, submit
 from tests.support.logs import Logs
 
 
 def test_stats_report_steps_tokens_and_blocks(lab: Lab) -> None:
     a, b = make_request("a", range(5), 4), make_request("b", range(3), 4)
-    front = lab.serve(submit(a, b), [], [], [], [(TWO, GetStats(77))])
-    ((client, message),) = front.sent
+    socket = lab.serve(submit(a, b), [], [], [], [(TWO, GetStats(77))])
+    ((client, message),) = socket.sent
     assert isinstance(message, Reply)
     assert (client, message.token) == (TWO, 77)
     assert message.content.info == INFO
@@ -52,8 +52,8 @@ def test_gauges_of_the_kv_cache_follow_a_request_token_by_token(
 ) -> None:
     """There are 64 blocks of 4 slots. The first step caches the prompt of 5 tokens, each further step a token."""
     lab = Lab(tmp_path, paged)
-    front = lab.serve(submit(make_request("a", range(5), 8)), *[[(CLIENT, GetStats(n))] for n in range(8)])
-    seen = [message.content.gauges for _, message in front.sent if isinstance(message, Reply)]
+    socket = lab.serve(submit(make_request("a", range(5), 8)), *[[(CLIENT, GetStats(n))] for n in range(8)])
+    seen = [message.content.gauges for _, message in socket.sent if isinstance(message, Reply)]
     assert len(seen) == len(blocks_used)
     for gauges, blocks, tokens in zip(seen, blocks_used, [5, 6, 7, 8, 9, 10, 11, 0], strict=True):
         found = {name: value for name, value in gauges.items() if name.startswith("lmi_kv_")}
@@ -75,8 +75,8 @@ def test_the_warm_up_leaves_no_blocks_and_no_counts(lab: Lab) -> None:
     warm_up(lab.core, make_request("warm-up", range(8), 2))
     assert lab.executor.kinds == [PlanKind.STEP, PlanKind.STEP]
     assert lab.blocks.num_free == lab.blocks.num_blocks
-    front = lab.serve([(CLIENT, GetStats(1))])
-    assert set(read_stats(front).counters.values()) == {0}
+    socket = lab.serve([(CLIENT, GetStats(1))])
+    assert set(read_stats(socket).counters.values()) == {0}
 
 
 @pytest.mark.parametrize("failing", ["the model", "sampling", "numbers"])
@@ -91,15 +91,15 @@ def test_a_failing_warm_up_raises(lab: Lab, failing: str) -> None:
 def test_drain_finishes_accepted_requests_and_refuses_new_ones(lab: Lab) -> None:
     running = [make_request(f"r{i}", range(i + 1), 10) for i in range(4)]
     waiting = make_request("waiting", range(3), 5)
-    front = lab.serve(
+    socket = lab.serve(
         submit(*running, waiting),
         [(TWO, Drain(60.0)), *submit(make_request("late"))],
         submit(make_request("later"), client=TWO),
     )
     for request in (*running, waiting):
-        check_output(front, request)
+        check_output(socket, request)
     for name in ("late", "later"):
-        (refusal,) = front.outputs[name]
+        (refusal,) = socket.outputs[name]
         assert refusal.error_kind == "unavailable"
         assert "shutting down" in refusal.error_message
     assert lab.board.read().state is EngineState.DRAINING
@@ -107,8 +107,8 @@ def test_drain_finishes_accepted_requests_and_refuses_new_ones(lab: Lab) -> None
 
 def test_a_drain_does_not_wait_for_ended_requests(lab: Lab, logs: Logs) -> None:
     requests = [make_request("a", [1], 2), make_request("bad", [POISON]), make_request("left", [2], 40)]
-    front = lab.serve(submit(*requests), [(CLIENT, Abort("left", AbortReason.CLIENT_LEFT))], [], [], [])
-    assert len(front.timeouts) == 6, "nothing is received after the drain"
+    socket = lab.serve(submit(*requests), [(CLIENT, Abort("left", AbortReason.CLIENT_LEFT))], [], [], [])
+    assert len(socket.timeouts) == 6, "nothing is received after the drain"
     assert "draining: waiting at most 60 s; unfinished requests: 0" in logs.messages
 
 
@@ -117,9 +117,9 @@ def test_a_failed_audit_during_the_drain_is_logged_and_the_ranks_stop(lab: Lab, 
     holder = Sequence(make_request("holder", [1, 2], 3))
     assert lab.blocks.admit(holder, reserve=False)
     holder.block_table.append(99)
-    front = ScriptedFront([submit(make_request("a", [1], 3)), [(CLIENT, Drain(60.0))]])
-    lab.lead(front)
-    check_output(front, make_request("a", [1], 3))
+    socket = ScriptedSocket([submit(make_request("a", [1], 3)), [(CLIENT, Drain(60.0))]])
+    lab.lead(socket)
+    check_output(socket, make_request("a", [1], 3))
     assert lab.executor.kinds[-1] is PlanKind.STOP
     assert "the audit of the KV cache failed" in logs.text
 
@@ -127,11 +127,11 @@ def test_a_failed_audit_during_the_drain_is_logged_and_the_ranks_stop(lab: Lab, 
 def test_requests_that_do_not_finish_before_the_drain_timeout_get_an_error(lab: Lab) -> None:
     running = [make_request(f"r{i}", range(i + 1), 40) for i in range(4)]
     waiting = make_request("waiting", range(3), 5)
-    front = lab.serve(submit(*running), [], [*submit(waiting, client=TWO), (CLIENT, Drain(0.0))])
+    socket = lab.serve(submit(*running), [], [*submit(waiting, client=TWO), (CLIENT, Drain(0.0))])
     for request in (*running, waiting):
-        *before, end = front.outputs[request.id]
+        *before, end = socket.outputs[request.id]
         assert end.error_kind == "unavailable"
         assert "could not finish" in end.error_message
         assert not any(output.finished for output in before)
-        assert front.tokens(request.id) == expected_output(request)[0][: len(before)]
-    assert front.owners["waiting"] == TWO
+        assert socket.tokens(request.id) == expected_output(request)[0][: len(before)]
+    assert socket.owners["waiting"] == TWO

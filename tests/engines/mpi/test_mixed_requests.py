@@ -26,7 +26,7 @@ from engines.mpi.scheduler.step_plan import StepPlan
 from engines.mpi.trace import StepTrace
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
-from lmi_kernels.cpu import Screen, shared_team
+from lmi_kernels.cpu import LogitBounds, shared_team
 from tests.support.plans import BLOCK_SIZE
 from tests.support.randomness import random_seed
 from tests.support.thread_ranks import ThreadCommunicator, run_ranks
@@ -130,7 +130,7 @@ def test_each_request_gets_the_answer_that_it_gets_alone(
 ) -> None:
     """always: greedy rows use bounds of logits, even where that takes longer."""
     if always:
-        monkeypatch.setattr(Screen, "largest_share", math.inf)
+        monkeypatch.setattr(LogitBounds, "max_exact_share", math.inf)
         monkeypatch.setattr(native_steps, "FEW_ROWS", 0)
     board = StatusBoard.create(tmp_path / "status", degree)
     seed = random_seed()
@@ -141,7 +141,7 @@ def test_each_request_gets_the_answer_that_it_gets_alone(
         runner = make_runner(model, comm, num_blocks=2 * _NUM_BLOCKS)
         if comm.rank > 0:
             executor = StepExecutor(runner.steps, comm, board, Stopwatch(lambda: 0.0))
-            while executor.follow():
+            while executor.run_next_plan():
                 pass
             return
         # Engines on one model run one after the other.

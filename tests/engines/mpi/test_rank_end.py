@@ -29,17 +29,17 @@ def test_a_rank_drops_its_graphs_before_it_leaves_its_group(
     rank = SimpleNamespace(
         comm=SimpleNamespace(rank=number, close=lambda: done.append("group")),
         model=SimpleNamespace(close=lambda: done.append("graphs")),
-        executor=SimpleNamespace(follow=lambda: bool(done.append("followed"))),
+        executor=SimpleNamespace(run_next_plan=lambda: bool(done.append("followed"))),
     )
     monkeypatch.setattr(worker, "_start", lambda *arguments: rank)
-    monkeypatch.setattr(worker, "_lead", lambda *arguments: done.append("led"))
+    monkeypatch.setattr(worker, "_serve", lambda *arguments: done.append("served"))
     monkeypatch.setattr(worker.MpiEngineConfig, "from_json", lambda text: None)
     StatusBoard.create(tmp_path / "status", 2)
     config = tmp_path / "config.json"
     config.write_text("{}")
     arguments = ["--config", str(config), "--status", str(tmp_path / "status"), "--address", "ipc://x"]
     assert worker.main(arguments) == 0
-    assert done == ["followed" if number else "led", "graphs", "group"]
+    assert done == ["followed" if number else "served", "graphs", "group"]
 
 
 class _Graph:

@@ -13,9 +13,9 @@ import torch
 
 from engines.core import Request, RequestOutput, SamplingParams
 from engines.python.batch_runner import BatchRunner
+from engines.python.heartbeat_hook import HeartbeatHook, clamp_positions
 from engines.python.messages import BatchWaste
 from engines.python.model import describe
-from engines.python.pulse import Pulse, clamp_positions
 from tests.support.tiny_architectures import CONTEXT, make_model
 
 FAR = 600.0
@@ -58,10 +58,10 @@ class Runner:
         self.model = model
         self.num_beats = 0
         self.clock = clock
-        pulse = Pulse(self._beat, clock)
-        pulse.attach(model)
+        heartbeat = HeartbeatHook(self._beat, clock)
+        heartbeat.attach(model)
         clamp_positions(model, CONTEXT)
-        self.generation = BatchRunner(replace(describe(model), takes_mask=takes_mask), pulse, seconds)
+        self.generation = BatchRunner(replace(describe(model), takes_mask=takes_mask), heartbeat, seconds)
 
     def _beat(self) -> None:
         self.num_beats += 1

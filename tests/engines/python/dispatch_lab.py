@@ -16,7 +16,7 @@ from engines.wire import (
     ToEngine,
 )
 from tests.engines.mpi.fakes import CLIENT, expected_output, make_request
-from tests.engines.python.fakes import Clock, ClockedFront, FakeGenerator
+from tests.engines.python.fakes import Clock, ClockedSocket, FakeGenerator
 
 INFO = EngineInfo("m", "Python", 1, "cpu", "fp32", 0, 0, 0, 4, 64, False)
 TWO = b"web process 2"
@@ -36,13 +36,13 @@ class Lab:
         self.generator = FakeGenerator(self.clock, **generator)
         self.board = StatusBoard.create(tmp_path / "status", 2)
 
-    def serve(self, *script: Turn, **front: Any) -> ClockedFront:
-        door = ClockedFront(list(script), clock=self.clock, generator=self.generator, **front)
+    def serve(self, *script: Turn, **options: Any) -> ClockedSocket:
+        socket = ClockedSocket(list(script), clock=self.clock, generator=self.generator, **options)
         batcher = DynamicBatcher(self.config.batching)
-        doubles: list[Any] = [self.generator, door]
+        doubles: list[Any] = [self.generator, socket]
         Dispatch(self.config, INFO, batcher, *doubles, self.board, 1.0, self.clock).serve()
-        assert door.watched == []
-        return door
+        assert socket.watched == []
+        return socket
 
 
 def submit(*requests: Request, client: bytes = CLIENT) -> Turn:
@@ -54,15 +54,15 @@ def pauses(count: int) -> list[Turn]:
     return [[] for _ in range(count)]
 
 
-def check_front(front: ClockedFront, request: Request) -> None:
+def check_output(socket: ClockedSocket, request: Request) -> None:
     expected, reason = expected_output(request)
-    assert front.tokens(request.id) == expected
-    assert front.outputs[request.id][-1].finish_reason is reason
-    assert not any(output.error_kind for output in front.outputs[request.id])
+    assert socket.tokens(request.id) == expected
+    assert socket.outputs[request.id][-1].finish_reason is reason
+    assert not any(output.error_kind for output in socket.outputs[request.id])
 
 
-def read_stats(front: ClockedFront) -> EngineStats:
-    return [message.content for _, message in front.sent if isinstance(message, Reply)][-1]
+def read_stats(socket: ClockedSocket) -> EngineStats:
+    return [message.content for _, message in socket.sent if isinstance(message, Reply)][-1]
 
 
 def make_requests(count: int, tokens: int = 4) -> list[Request]:

@@ -1,4 +1,4 @@
-"""Fakes for tests of the dispatcher's loop: a front and a generating process without sockets, and a fake clock."""
+"""Fakes for tests of the dispatcher's loop: engine socket, generating process and clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engines.core import FinishReason, Request, RequestOutput
 from engines.python.messages import BatchDone, BatchWaste, CallStarted, FromGenerator, Ready, StepDone
 from engines.python.worker_process import WorkerProcessEnded
 from engines.wire import Drain, ToEngine
-from tests.engines.mpi.fakes import CLIENT, ScriptedFront, expected_output
+from tests.engines.mpi.fakes import CLIENT, ScriptedSocket, expected_output
 
 
 @dataclass
@@ -38,7 +38,7 @@ class FakeGenerator:
     reload_polls: int = 1
     poison: tuple[int, ...] | None = None
     """Prompt that kills the process."""
-    num_idle_deaths: int = 0
+    num_idle_crashes: int = 0
     """Number of times that the process dies while idle."""
     forgets_after_restart: int = 0
     """Number of tokens of each output that differ after a restart."""
@@ -82,8 +82,8 @@ class FakeGenerator:
 
     def receive(self, timeout: float) -> Iterator[FromGenerator]:
         assert timeout == 0.0
-        if self.num_idle_deaths and not self._loading:
-            self.num_idle_deaths -= 1
+        if self.num_idle_crashes and not self._loading:
+            self.num_idle_crashes -= 1
             self._dead = True
         if self._dead or (self._running and self._step == self._dies):
             self._dead = True
@@ -132,8 +132,8 @@ class FakeGenerator:
 
 
 @dataclass
-class ClockedFront(ScriptedFront):
-    """A front whose clock advances by the timeout, unless the generating process has messages."""
+class ClockedSocket(ScriptedSocket):
+    """An engine socket whose clock advances by the timeout, unless the generating process has messages."""
 
     clock: Clock = field(default_factory=Clock)
     generator: FakeGenerator | None = None

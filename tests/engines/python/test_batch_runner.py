@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from engines.core import FinishReason, Request, SampledToken
-from engines.python.pulse import Pulse
+from engines.python.heartbeat_hook import HeartbeatHook
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
 from tests.engines.python.conftest import RecordedOutputs, Runner, StepClock, break_in_step, generate, request
@@ -349,7 +349,7 @@ def test_on_a_gpu_a_heartbeat_waits_for_the_previous_layer_of_a_prompt(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList([torch.nn.Identity()])
-    assert Pulse(lambda: events.append("beat"), time.monotonic).attach(model) == 1
+    assert HeartbeatHook(lambda: events.append("beat"), time.monotonic).attach(model) == 1
     with FakeTensorMode():  # without a GPU
         prompt, token = (torch.empty(1, length, 8, device="cuda") for length in (5, 1))
     model.layers[0](prompt)

@@ -21,7 +21,7 @@ from tests.engines.python.dispatch_lab import (
     INFO,
     TWO,
     Lab,
-    check_front,
+    check_output,
     make_requests,
     pauses,
     read_stats,
@@ -36,17 +36,17 @@ def lab(tmp_path: Path) -> Lab:
 
 def test_requests_of_all_clients_share_a_batch(lab: Lab) -> None:
     a, b = make_request("a", range(5), 6), make_request("b", [7], 1)
-    front = lab.serve(submit(a), submit(b, client=TWO))
-    check_front(front, a)
-    check_front(front, b)
+    socket = lab.serve(submit(a), submit(b, client=TWO))
+    check_output(socket, a)
+    check_output(socket, b)
     assert lab.generator.batches == [["a", "b"]]
-    assert front.owners == {"a": CLIENT, "b": TWO}
-    assert [len(output.token_ids) for output in front.outputs["a"]] == [1] * 6, "tokens are streamed"
+    assert socket.owners == {"a": CLIENT, "b": TWO}
+    assert [len(output.token_ids) for output in socket.outputs["a"]] == [1] * 6, "tokens are streamed"
 
 
 def test_an_idle_dispatcher_sends_heartbeats(lab: Lab) -> None:
-    front = lab.serve(*pauses(3))
-    assert front.timeouts[:3] == [2.0] * 3
+    socket = lab.serve(*pauses(3))
+    assert socket.timeouts[:3] == [2.0] * 3
     assert lab.board.read().state is EngineState.DRAINING
 
 
@@ -60,10 +60,10 @@ def test_an_idle_dispatcher_sends_heartbeats(lab: Lab) -> None:
     ],
 )
 def test_an_invalid_request_is_rejected_without_side_effects(lab: Lab, request_: Request, words: str) -> None:
-    front = lab.serve(
+    socket = lab.serve(
         submit(make_request("r0", range(9), 6)), *pauses(3), submit(request_, client=TWO), *pauses(20)
     )
-    outputs = [message for client, message in front.refusals if client == TWO]
+    outputs = [message for client, message in socket.refusals if client == TWO]
     assert [output.error_kind for output in outputs] == ["invalid_request"]
     assert words in outputs[0].error_message
     assert lab.generator.batches == [["r0"]]
@@ -72,24 +72,24 @@ def test_an_invalid_request_is_rejected_without_side_effects(lab: Lab, request_:
 def test_a_full_queue_rejects_requests(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, max_waiting=1)
     a, b, c = make_requests(3)
-    front = lab.serve(submit(a, b, c), *pauses(10))
-    check_front(front, a)
-    check_front(front, b)
-    assert [(output.id, output.error_kind) for _, output in front.refusals] == [("r2", "overloaded")]
+    socket = lab.serve(submit(a, b, c), *pauses(10))
+    check_output(socket, a)
+    check_output(socket, b)
+    assert [(output.id, output.error_kind) for _, output in socket.refusals] == [("r2", "overloaded")]
 
 
 def test_requests_that_even_an_idle_server_has_no_room_for_are_invalid(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, max_waiting=1)
     requests = make_requests(5)
-    front = lab.serve(
+    socket = lab.serve(
         [(CLIENT, Submit(tuple(requests[:3]))), (CLIENT, Submit(tuple(requests[3:])))], *pauses(10)
     )
     for request in requests[3:]:
-        check_front(front, request)
-    assert [(output.id, output.error_kind) for _, output in front.refusals] == [
+        check_output(socket, request)
+    assert [(output.id, output.error_kind) for _, output in socket.refusals] == [
         (request.id, "too_many_outputs") for request in requests[:3]
     ]
-    assert "at most 2, of which 1 run (batch_size) and 1 wait (job_queue_size)" in str(front.refusals)
+    assert "at most 2, of which 1 run (batch_size) and 1 wait (job_queue_size)" in str(socket.refusals)
 
 
 # Aborts
@@ -97,7 +97,7 @@ def test_requests_that_even_an_idle_server_has_no_room_for_are_invalid(tmp_path:
 
 def test_an_aborted_request_is_dropped_from_the_queue_or_its_batch(lab: Lab) -> None:
     running, waiting = make_requests(4, tokens=8), make_request("waiting")
-    front = lab.serve(
+    socket = lab.serve(
         submit(*running, waiting),
         [],
         [
@@ -109,11 +109,11 @@ def test_an_aborted_request_is_dropped_from_the_queue_or_its_batch(lab: Lab) -> 
     )
     assert lab.generator.forgotten == ["r1"]
     assert lab.generator.batches == [["r0", "r1", "r2", "r3"]]
-    assert not any(output.finished for output in front.outputs.get("r1", []))
-    assert "waiting" not in front.outputs
+    assert not any(output.finished for output in socket.outputs.get("r1", []))
+    assert "waiting" not in socket.outputs
     for request in (running[0], *running[2:]):
-        check_front(front, request)
-    stats = read_stats(front)
+        check_output(socket, request)
+    stats = read_stats(socket)
     assert (stats.gauges["lmi_requests_running"], stats.gauges["lmi_requests_waiting"]) == (3, 0)
     assert stats.counters["lmi_requests_aborted_total"] == 1
     assert stats.counters["lmi_requests_failed_total"] == 1, "the request that timed out"
@@ -121,7 +121,7 @@ def test_an_aborted_request_is_dropped_from_the_queue_or_its_batch(lab: Lab) -> 
 
 def test_a_request_ended_by_a_stop_string_counts_as_finished(lab: Lab) -> None:
     stop = Abort("r0", AbortReason.STOP_SEQUENCE)
-    front = lab.serve(
+    socket = lab.serve(
         submit(*make_requests(4, tokens=20)),
         *pauses(4),
         [(CLIENT, stop)],
@@ -129,9 +129,9 @@ def test_a_request_ended_by_a_stop_string_counts_as_finished(lab: Lab) -> None:
         *pauses(40),
     )
     assert lab.generator.forgotten == ["r0"]
-    num_tokens = len(front.tokens("r0"))
+    num_tokens = len(socket.tokens("r0"))
     assert 1 < num_tokens < 20
-    stats = read_stats(front)
+    stats = read_stats(socket)
     assert stats.counters["lmi_requests_finished_total"] == 1
     assert stats.counters["lmi_requests_aborted_total"] == 0
     (times,) = [h for h in stats.histograms if h.name == "lmi_time_per_output_token_seconds"]
@@ -140,13 +140,13 @@ def test_a_request_ended_by_a_stop_string_counts_as_finished(lab: Lab) -> None:
 
 def test_a_client_cannot_abort_the_request_of_another(lab: Lab) -> None:
     request = make_request("a", range(4), 6)
-    front = lab.serve(
+    socket = lab.serve(
         submit(request),
         [(TWO, Abort("a", AbortReason.CLIENT_LEFT))],
         [(TWO, Abort("never was", AbortReason.CLIENT_LEFT))],
         *pauses(10),
     )
-    check_front(front, request)
+    check_output(socket, request)
 
 
 def test_requests_of_an_exited_web_process_are_dropped(lab: Lab) -> None:
@@ -159,24 +159,24 @@ def test_requests_of_an_exited_web_process_are_dropped(lab: Lab) -> None:
         *pauses(4),
         [(TWO, GetStats(1))],
     ]
-    front = lab.serve(*turns, *pauses(20), gone={CLIENT})
-    check_front(front, staying)
-    assert read_stats(front).gauges["lmi_requests_running"] == 1
-    assert read_stats(front).counters["lmi_requests_aborted_total"] == 2
+    socket = lab.serve(*turns, *pauses(20), gone={CLIENT})
+    check_output(socket, staying)
+    assert read_stats(socket).gauges["lmi_requests_running"] == 1
+    assert read_stats(socket).counters["lmi_requests_aborted_total"] == 2
 
 
 def test_waiting_requests_of_an_exited_web_process_are_dropped(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1)
     staying = make_request("staying", [1], 12)
     turns = [[*submit(staying, client=TWO), *submit(*make_requests(2))], *pauses(8), [(TWO, GetStats(1))]]
-    front = lab.serve(*turns, *pauses(20), gone={CLIENT})
-    check_front(front, staying)
-    assert read_stats(front).gauges["lmi_requests_waiting"] == 0
+    socket = lab.serve(*turns, *pauses(20), gone={CLIENT})
+    check_output(socket, staying)
+    assert read_stats(socket).gauges["lmi_requests_waiting"] == 0
 
 
 def test_scheduler_settings_are_not_supported(lab: Lab) -> None:
-    front = lab.serve([(CLIENT, ConfigureScheduler(7, {"max_waiting": 1}))])
-    assert (CLIENT, Reply(7, SchedulerReply(None, {}))) in front.sent
+    socket = lab.serve([(CLIENT, ConfigureScheduler(7, {"max_waiting": 1}))])
+    assert (CLIENT, Reply(7, SchedulerReply(None, {}))) in socket.sent
 
 
 # Metrics
@@ -184,8 +184,8 @@ def test_scheduler_settings_are_not_supported(lab: Lab) -> None:
 
 def test_stats_count_steps_tokens_and_requests(lab: Lab) -> None:
     a, b = make_request("a", range(5), 4), make_request("b", range(3), 2)
-    front = lab.serve(submit(a, b), *pauses(20), [(TWO, GetStats(77))])
-    ((client, message),) = front.sent
+    socket = lab.serve(submit(a, b), *pauses(20), [(TWO, GetStats(77))])
+    ((client, message),) = socket.sent
     assert isinstance(message, Reply)
     assert (client, message.token, message.content.info) == (TWO, 77, INFO)
     counters = message.content.counters
@@ -208,36 +208,40 @@ def test_stats_count_steps_tokens_and_requests(lab: Lab) -> None:
 
 def test_drain_finishes_accepted_requests_and_rejects_new_ones(lab: Lab) -> None:
     requests = make_requests(6)
-    front = lab.serve(submit(*requests), [], [(TWO, Drain(60.0)), *submit(make_request("late"))], *pauses(40))
+    socket = lab.serve(
+        submit(*requests), [], [(TWO, Drain(60.0)), *submit(make_request("late"))], *pauses(40)
+    )
     for request in requests:
-        check_front(front, request)
-    (refusal,) = front.outputs["late"]
+        check_output(socket, request)
+    (refusal,) = socket.outputs["late"]
     assert refusal.error_kind == "unavailable"
     assert "shutting down" in refusal.error_message
     assert lab.board.read().state is EngineState.DRAINING
-    assert front.script, "the drain ends when all requests have finished, not at its timeout"
+    assert socket.script, "the drain ends when all requests have finished, not at its timeout"
 
 
 def test_unfinished_requests_get_an_error_when_the_drain_times_out(lab: Lab) -> None:
     running, waiting = make_requests(4, tokens=40), make_request("waiting")
-    front = lab.serve(submit(*running), [], [*submit(waiting, client=TWO), (CLIENT, Drain(1.0))], *pauses(40))
+    socket = lab.serve(
+        submit(*running), [], [*submit(waiting, client=TWO), (CLIENT, Drain(1.0))], *pauses(40)
+    )
     for request in (*running, waiting):
-        *before, end = front.outputs[request.id]
+        *before, end = socket.outputs[request.id]
         assert end.error_kind == "unavailable"
         assert "could not finish" in end.error_message
         assert not any(output.finished for output in before)
-    assert front.owners["waiting"] == TWO
+    assert socket.owners["waiting"] == TWO
 
 
 def test_a_restart_while_draining_does_not_make_the_engine_ready(tmp_path: Path) -> None:
     lab = Lab(tmp_path, batch_size=1, dies_after=[2])
     requests = make_requests(2)
-    front = lab.serve(submit(*requests), [], [(CLIENT, Drain(60.0))], *pauses(40))
-    check_front(front, requests[0])
-    check_front(front, requests[1])
+    socket = lab.serve(submit(*requests), [], [(CLIENT, Drain(60.0))], *pauses(40))
+    check_output(socket, requests[0])
+    check_output(socket, requests[1])
     assert lab.board.read().state is EngineState.DRAINING
 
 
 def test_drain_of_an_idle_engine_ends_immediately(lab: Lab) -> None:
-    front = lab.serve([(CLIENT, Drain(60.0))])
-    assert len(front.timeouts) == 1
+    socket = lab.serve([(CLIENT, Drain(60.0))])
+    assert len(socket.timeouts) == 1

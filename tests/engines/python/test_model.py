@@ -104,7 +104,7 @@ def test_a_checkpoint_without_one_of_the_tensors_is_refused(tmp_path: Path) -> N
         load_model(make_dynamic_config(tmp_path))
 
 
-def test_a_quantisation_that_transformers_would_ignore_is_refused(tmp_path: Path) -> None:
+def test_a_quantization_that_transformers_would_ignore_is_refused(tmp_path: Path) -> None:
     model = make_model("llama")
     model.config.quantization_config = {"quant_method": "modelopt", "quant_algo": "FP8"}
     model.config.save_pretrained(tmp_path)

@@ -51,11 +51,11 @@ def test_a_loaded_model_sends_heartbeats_and_has_the_configured_limits(
     timeouts: list[float] = []
     monkeypatch.setattr(worker, "load_model", lambda config: model)
     monkeypatch.setattr(worker, "set_num_threads", lambda count, native: threads.append(count))
-    monkeypatch.setattr(worker, "BatchRunner", lambda model, pulse, timeout: timeouts.append(timeout))
+    monkeypatch.setattr(worker, "BatchRunner", lambda model, heartbeat, timeout: timeouts.append(timeout))
     config, status = tmp_path / "config.json", tmp_path / "status"
     config.write_text(make_dynamic_config(tmp_path, batch_timeout=41.0).to_json())
     board = StatusBoard.create(status, 2)
-    dispatcher, generator = (board.heartbeat_place(index) for index in (DISPATCHER, GENERATOR))
+    dispatcher, generator = (board.heartbeat_view(index) for index in (DISPATCHER, GENERATOR))
     link: Any = ClosedLink()
 
     serve = worker._load(Namespace(status=status, config=config), link)

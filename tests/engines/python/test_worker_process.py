@@ -24,6 +24,10 @@ from engines.python.worker_main import run_worker
 def load(arguments, link):
     if sys.argv[1] == "fail":
         raise ValueError("no\\nfile " + os.fsdecode(b"\\xff.bin"))
+    if sys.argv[1] == "many":
+        for number in range(100):
+            link.send(Ready(str(number), {}))
+        os._exit(0)
     if sys.argv[1] == "fork":
         if not (child := os.fork()):
             time.sleep(3600)
@@ -72,6 +76,38 @@ def test_a_failed_load_is_reported_on_one_line_even_if_its_message_is_not_utf_8(
     worker = WorkerProcess("test", command, msgspec.msgpack.Decoder(Ready | CannotLoad))
     try:
         assert next(worker.receive(_WAIT_SECONDS)) == CannotLoad(r"ValueError: no file \udcff.bin")
+    finally:
+        worker.close()
+
+
+def test_many_messages_leave_the_dispatcher_time_for_other_work() -> None:
+    command = [sys.executable, "-c", _PROGRAM, "many", "--config", "any"]
+    worker = WorkerProcess("test", command, msgspec.msgpack.Decoder(Ready))
+    try:
+        assert processes.wait_exited(psutil.Process().children(), _WAIT_SECONDS) == []
+        received: list[str] = []
+
+        def receive_all() -> None:
+            while True:
+                for count, ready in enumerate(worker.receive(0.0), 1):
+                    assert count < 100
+                    received.append(ready.device)
+
+        with pytest.raises(WorkerProcessEnded):
+            receive_all()
+        assert received == [str(number) for number in range(100)]
+    finally:
+        worker.close()
+
+
+def test_kill_does_not_wait_for_a_process_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    worker = WorkerProcess("test", sleep, msgspec.msgpack.Decoder(Ready))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(worker_process, "_KILL_SECONDS", 0.01)
+            patch.setattr(os, "killpg", lambda pid, number: None)  # like a process that waits for a device
+            worker.kill()
     finally:
         worker.close()
 

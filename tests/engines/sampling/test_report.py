@@ -100,7 +100,7 @@ beams = st.builds(
 @examples(30)
 @given(st.lists(beams, min_size=1, max_size=5), SEEDS)
 def test_beam_candidates_equal_transformers(params: list[SamplingParams], seed: int) -> None:
-    """transformers' beam search applies processors to log-probabilities and does not renormalise them."""
+    """transformers' beam search applies processors to log-probabilities and does not renormalize them."""
     generator = generator_from(seed)
     logits = torch.randn(len(params) + 1, VOCAB, generator=generator) * 4
     rows = [SamplingRow(f"r{i}", p, integers(generator, 0, 8, 9), 5) for i, p in enumerate(params)]

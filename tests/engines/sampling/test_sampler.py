@@ -195,7 +195,7 @@ def test_penalties_follow_the_sequence_as_it_grows(changes: dict[str, Any]) -> N
         # Sequences leave and rejoin the batch between steps. One returns with several new tokens.
         names = ["a", "b", "c"] if step % 3 else ["c", "a"]
         logits = torch.randn(len(names), VOCAB, generator=generator)
-        logits[:, :5] += 9.0  # few likely tokens, so that all of them are penalised soon
+        logits[:, :5] += 9.0  # few likely tokens, so that all of them are penalized soon
         batch = [SamplingRow(name, p, tokens[name], 6) for name in names]
         for i, (row, sampled) in enumerate(zip(batch, sampler.sample(logits, batch), strict=True)):
             assert sampled.token_id == int(processed(logits[i], row).argmax())

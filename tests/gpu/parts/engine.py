@@ -255,7 +255,7 @@ def _check_sampling(
     subset = prompts[: context.size(4, 1)]
     for name, params in (("", on_device), (", sampled by the host", on_host)):
         requests = [
-            dataclasses.replace(greedy(f"{kind} penalised{name} {i}", prompt, 1), sampling=params)
+            dataclasses.replace(greedy(f"{kind} penalized{name} {i}", prompt, 1), sampling=params)
             for i, prompt in enumerate(subset)
         ]
         outcome = run_requests(engine.start(), requests, context.device)

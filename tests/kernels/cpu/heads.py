@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import lmi_kernels
-from lmi_kernels.cpu import Recorder, Screen, bind
+from lmi_kernels.cpu import LogitBounds, Recorder, bind
 from lmi_kernels.cpu.structs import Step
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight
@@ -25,18 +25,18 @@ class Head:
         max_rows: int = 70,
     ) -> None:
         packed = LinearWeight(None, None, None, NativeWeight(team, matrix))
-        self.screen = Screen(team, matrix)
+        self.bounds = LogitBounds(team, matrix)
         self._x = torch.full((max_rows, matrix.shape[1]), torch.nan)
-        screened, full = Recorder(team, max_rows), Recorder(team, max_rows)
+        bounded, full = Recorder(team, max_rows), Recorder(team, max_rows)
         found = lmi_kernels.greedy_head(
-            screened.gather(self._x, matrix.shape[1]), packed, self.screen, FIRST_ID, softcap
+            bounded.gather(self._x, matrix.shape[1]), packed, self.bounds, FIRST_ID, softcap
         )
         logits = lmi_kernels.linear(full.gather(self._x, matrix.shape[1]), packed)
         if softcap is not None:
             logits = lmi_kernels.softcap(logits, softcap)
         assert isinstance(found, lmi_kernels.cpu.Rows)
         assert isinstance(logits, lmi_kernels.cpu.Rows)
-        self._screened, self._full = bind(screened, found), bind(full, logits)
+        self._bounded, self._full = bind(bounded, found), bind(full, logits)
 
     def _run(self, x: torch.Tensor) -> Step:
         self._x[: len(x)] = x
@@ -44,7 +44,7 @@ class Head:
         return Step(num_places=len(x), places=self._places.data_ptr())
 
     def find(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._screened.run(self._run(x)).clone()
+        found: torch.Tensor = self._bounded.run(self._run(x)).clone()
         return found
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ def rotate(rows: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the integers of rotated rows, int64, and their scales, [num_rows, 1], fp32."""
     rows = rotate(rows)
     largest = rows.abs().amax(dim=1, keepdim=True)

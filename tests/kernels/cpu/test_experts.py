@@ -18,10 +18,10 @@ from tests.support.seeds import fresh_generator
 _ROWS, _HIDDEN, _MIDDLE, _EXPERTS = 23, 36, 50, 6
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize("gated", list(TORCH_ACTIVATIONS))
-def test_experts_equal_the_reference(team: Team, gated: Activation, renormalise: bool) -> None:
-    check(team, gated, renormalise, _HIDDEN, _MIDDLE, (Storage.FP32, Storage.FP32), 1e-5)
+def test_experts_equal_the_reference(team: Team, gated: Activation, renormalize: bool) -> None:
+    check(team, gated, renormalize, _HIDDEN, _MIDDLE, (Storage.FP32, Storage.FP32), 1e-5)
 
 
 @pytest.mark.parametrize("storages", [(Storage.INT8, Storage.FP32), (Storage.FP32, Storage.INT8)])
@@ -36,7 +36,7 @@ def test_the_products_of_an_expert_may_have_different_storages(
 def check(
     team: Team,
     gated: Activation,
-    renormalise: bool,
+    renormalize: bool,
     hidden: int,
     middle: int,
     storages: tuple[Storage, Storage],
@@ -59,9 +59,9 @@ def check(
     )
     recorder = Recorder(team, _ROWS)
     rows, scores = recorder.gather(x, hidden), recorder.gather(logits, _EXPERTS)
-    total = experts(rows, scores, ExpertWeights(pairs, None, gated), 3, renormalise=renormalise)
+    total = experts(rows, scores, ExpertWeights(pairs, None, gated), 3, renormalize=renormalize)
     assert isinstance(total, Rows)
     places = torch.arange(_ROWS, dtype=torch.int32)
     found = bind(recorder, total).run(Step(num_places=_ROWS, places=places.data_ptr()))
-    (expected,) = experts_reference(x, logits, gate_up, down, 3, None, renormalise, gated)
+    (expected,) = experts_reference(x, logits, gate_up, down, 3, None, renormalize, gated)
     torch.testing.assert_close(found.double(), expected, rtol=10 * tolerance, atol=tolerance)

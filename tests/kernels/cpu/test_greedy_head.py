@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lmi_kernels
-from lmi_kernels.cpu import Screen
+from lmi_kernels.cpu import LogitBounds
 from lmi_kernels.cpu.library import Library
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import Team
@@ -26,9 +26,9 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @pytest.fixture(autouse=True, params=[math.inf, 0.0], ids=["bounds", "all"])
-def _largest_share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _max_exact_share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute only what bounds leave, however much that is, or always all products."""
-    monkeypatch.setattr(Screen, "largest_share", request.param)
+    monkeypatch.setattr(LogitBounds, "max_exact_share", request.param)
 
 
 def _check(head: Head, x: torch.Tensor) -> None:
@@ -120,7 +120,7 @@ def test_norms_are_upper_bounds(team: Team, size: float, dtype: torch.dtype) -> 
     weight = (torch.randn(300, 128, generator=fresh_generator()) * size).to(dtype)
     norms = torch.full((2, 300), torch.nan)
     native = NativeWeight(team, weight, storage=Storage.INT8, norms=norms)
-    # The rotated rows of the unit matrix are quantised without loss.
+    # The rotated rows of the unit matrix are quantized without loss.
     restored = linears.multiply(team, native, torch.eye(128)).T.double()
     assert (norms[0].double() >= weight.double().norm(dim=1)).all()
     assert (norms[0].double() >= restored.norm(dim=1)).all()
@@ -130,7 +130,7 @@ def test_norms_are_upper_bounds(team: Team, size: float, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("size", [1e-44, 1e-39, 1e-37, 1e-31, 1e-29])
-def test_tiny_weights_are_screened(team: Team, size: float) -> None:
+def test_tiny_weights_are_bounded(team: Team, size: float) -> None:
     generator = fresh_generator()
     weight = torch.randn(200, 90, generator=generator)
     weight[3:7] *= size
@@ -140,7 +140,7 @@ def test_tiny_weights_are_screened(team: Team, size: float) -> None:
     error = weight - linears.multiply(team, native, torch.eye(90)).T
     assert (norms.double() >= torch.stack((weight, error)).double().norm(dim=2)).all()
     head = Head(team, weight)
-    assert head.screen.is_usable
+    assert head.bounds.is_usable
     x = torch.randn(20, 90, generator=generator)
     _check(head, x)
     # Only tiny logits are above zero.
@@ -149,11 +149,11 @@ def test_tiny_weights_are_screened(team: Team, size: float) -> None:
     _check(Head(team, weight), x * 1e13)
 
 
-def test_weights_that_are_not_finite_are_not_screened(team: Team) -> None:
+def test_weights_that_are_not_finite_are_not_bounded(team: Team) -> None:
     for value in (torch.nan, torch.inf, 1e20):
         matrix = torch.randn(40, 10, generator=fresh_generator())
         matrix[33, 3] = value
-        assert not Screen(team, matrix).is_usable
+        assert not LogitBounds(team, matrix).is_usable
 
 
 def test_the_reference_gives_the_same(team: Team) -> None:

@@ -32,7 +32,7 @@ def test_few_logits_are_computed_exactly(team: Team) -> None:
     mixed = Recorder(team, 1)
     x = direction[None].clone()
     packed = LinearWeight(None, None, None, NativeWeight(team, poisoned))
-    found = lmi_kernels.greedy_head(mixed.gather(x, 256), packed, head.screen, FIRST_ID)
+    found = lmi_kernels.greedy_head(mixed.gather(x, 256), packed, head.bounds, FIRST_ID)
     assert isinstance(found, lmi_kernels.cpu.Rows)
     places = torch.zeros(1, dtype=torch.int32)
     result = bind(mixed, found).run(Step(num_places=1, places=places.data_ptr()))
@@ -42,7 +42,7 @@ def test_few_logits_are_computed_exactly(team: Team) -> None:
 def _calls_before_bounds(head: Head, x: torch.Tensor, expected: torch.Tensor) -> int:
     """Return the number of calls without bounds, which give the result of all logits, before the next one with bounds.
     Bounds are spoiled, so that they exclude everything."""
-    norms = head.screen.column_norms
+    norms = head.bounds.column_norms
     good, count = norms.clone(), 0
     norms.fill_(-1e9)
     while torch.equal(found := head.find(x), expected):

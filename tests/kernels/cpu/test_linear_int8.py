@@ -25,9 +25,9 @@ def library(request: pytest.FixtureRequest, open_library: Callable[[str], Librar
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Quantise rows and columns, sum in int64, scale in fp64."""
-    rows, row_scales = linears.quantise(x)
-    columns, column_scales = linears.quantise(weight)
+    """Quantize rows and columns, sum in int64, scale in fp64."""
+    rows, row_scales = linears.quantize(x)
+    columns, column_scales = linears.quantize(weight)
     product = (rows @ columns.T) * row_scales.double() * column_scales.double().T
     return product if bias is None else product + bias.double()
 
@@ -52,7 +52,7 @@ def test_products_are_exact_and_bit_identical_for_any_number_of_rows(
 
 
 def _integers(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
-    """Make rows of integers in [-127, 127]. Each starts with 127, so that it is quantised without loss."""
+    """Make rows of integers in [-127, 127]. Each starts with 127, so that it is quantized without loss."""
     numbers = torch.randint(-127, 128, (rows, columns), generator=generator).float()
     numbers[:, 0] = 127
     return numbers
@@ -165,7 +165,7 @@ def test_experts_multiply_their_own_rows(team: Team) -> None:
         num_experts=num_experts,
         top_k=top_k,
         gate=Function.SILU,
-        renormalise=True,
+        renormalize=True,
         choices=choices.data_ptr(),
         shares=shares.data_ptr(),
         inputs=inputs.data_ptr(),
@@ -187,18 +187,18 @@ def test_experts_multiply_their_own_rows(team: Team) -> None:
 
 def test_embedding_from_an_int8_table(team: Team) -> None:
     table = torch.randn(50, 70, generator=fresh_generator())
-    integers, scales = linears.quantise(table)
+    integers, scales = linears.quantize(table)
     expected = linears.rotate(integers * scales)[:, :70]
     linears.check_embedding(team, NativeWeight(team, table, storage=Storage.INT8), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("in_features", [64, 192])
-def test_quantised_numbers_are_within_half_a_step(team: Team, dtype: torch.dtype, in_features: int) -> None:
+def test_quantized_numbers_are_within_half_a_step(team: Team, dtype: torch.dtype, in_features: int) -> None:
     weight = torch.randn(100, in_features, generator=fresh_generator()).to(dtype)
     weight[3] = 0
     native = NativeWeight(team, [weight[:37], weight[37:]], storage=Storage.INT8)
-    # The rotated rows of the unit matrix are quantised without loss.
+    # The rotated rows of the unit matrix are quantized without loss.
     restored = multiply(team, native, torch.eye(in_features)).T
     assert (restored[3] == 0).all()
     rotated = linears.rotate(weight)

@@ -15,8 +15,8 @@ import torch
 
 from lmi_kernels.cpu import library as installed
 from lmi_kernels.cpu.library import Library
+from lmi_kernels.cpu.logit_bounds import LogitBounds
 from lmi_kernels.cpu.sampling import logit_thresholds_native
-from lmi_kernels.cpu.screen import Screen
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight
@@ -99,7 +99,7 @@ def test_a_long_operation_writes_heartbeats(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A whole long prompt in one step takes many seconds, during which the engine must not count as stuck."""
-    monkeypatch.setattr(Screen, "largest_share", math.inf)  # search, whatever it costs
+    monkeypatch.setattr(LogitBounds, "max_exact_share", math.inf)  # search, whatever it costs
     team, place, seen, ended = Team(library, 1), ctypes.c_double(), set[float](), Event()
     operation = make_operation(library, team)
     team.show_alive_at(place)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lmi_kernels.sampling.count_tokens import MOST_COUNTED, count_tokens_
+from lmi_kernels.sampling.count_tokens import MAX_TOKEN_COUNT, count_tokens_
 from tests.kernels.references.check import Inputs, OpCheck, Results
 
 
@@ -15,7 +15,7 @@ def count_tokens_reference(
 ) -> Results:
     counts = counts.clone()
     for row, token, enabled in zip(table_rows.tolist(), tokens.tolist(), penalizes.tolist(), strict=True):
-        if enabled and counts[row, token] >> 1 < MOST_COUNTED:
+        if enabled and counts[row, token] >> 1 < MAX_TOKEN_COUNT:
             counts[row, token] += 2
     return (counts,)
 
@@ -29,7 +29,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     """Yield counts at the maximum and just below it, and padding, which repeats one row of the table."""
     for rows, vocab in ((1, 1), (200, 97)):
         counts = torch.randint(0, 5, (rows + 1, vocab), generator=generator)
-        nearly_full = 2 * MOST_COUNTED + torch.randint(-2, 2, counts.shape, generator=generator)
+        nearly_full = 2 * MAX_TOKEN_COUNT + torch.randint(-2, 2, counts.shape, generator=generator)
         counts = counts.where(torch.rand(counts.shape, generator=generator) < 0.5, nearly_full).to(
             torch.int16
         )

@@ -21,11 +21,11 @@ def experts_reference(
     down: torch.Tensor,
     top_k: int,
     slots: torch.Tensor | None = None,
-    renormalise: bool = True,
+    renormalize: bool = True,
     gated: Activation = "silu",
 ) -> Results:
     """Compute in fp64, expert by expert."""
-    routing = route_reference(router_logits, top_k, 1, slots, renormalise)
+    routing = route_reference(router_logits, top_k, 1, slots, renormalize)
     parts = down_reference(gate_up_reference(x, gate_up, routing, gated), down, routing)
     return (parts.view(len(x), top_k, -1).sum(dim=1),)
 
@@ -56,7 +56,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         yield example(*sizes)
     for rows, num_real, top_k in ((8, 3, 2), (24, 17, 1)):
         yield example(rows, 8, top_k, slots=example_slots(rows, num_real))
-    yield example(5, 6, 2, renormalise=False, gated="gelu")
+    yield example(5, 6, 2, renormalize=False, gated="gelu")
 
 
 def _production(dtype: torch.dtype) -> Iterator[Inputs]:
@@ -69,13 +69,13 @@ def _production(dtype: torch.dtype) -> Iterator[Inputs]:
         logits = torch.empty(rows, 8, dtype=dtype, device="meta")
         slots = torch.empty(rows, dtype=torch.int64, device="meta")
         yield {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down, "top_k": 2, "slots": slots}
-    # Qwen3-MoE without renormalisation, and with GELU by erf, the longest of the activations.
+    # Qwen3-MoE without renormalization, and with GELU by erf, the longest of the activations.
     gate_up = torch.empty(128, 2 * 768, 2048, dtype=dtype, device="meta")
     down = torch.empty(128, 2048, 768, dtype=dtype, device="meta")
     x, logits = (torch.empty(32, n, dtype=dtype, device="meta") for n in (2048, 128))
     slots = torch.empty(32, dtype=torch.int64, device="meta")
     inputs = {"x": x, "router_logits": logits, "gate_up": gate_up, "down": down, "top_k": 8, "slots": slots}
-    yield inputs | {"renormalise": False}
+    yield inputs | {"renormalize": False}
     yield inputs | {"gated": "gelu"}
     x, logits = (torch.empty(2048, n, dtype=dtype, device="meta") for n in (2048, 128))
     slots = torch.empty(2048, dtype=torch.int64, device="meta")

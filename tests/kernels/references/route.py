@@ -20,7 +20,7 @@ def route_reference(
     top_k: int,
     block_m: int,
     slots: torch.Tensor | None = None,
-    renormalise: bool = True,
+    renormalize: bool = True,
 ) -> Routing:
     """Route in plain loops. Weights are in fp64, and 0 for padding. Entries after the last block hold num_choices."""
     num_rows, num_experts = router_logits.shape
@@ -38,7 +38,7 @@ def route_reference(
         max_blocks(num_rows * top_k, num_experts, block_m) * block_m - len(sorted_choices)
     )
     best = logits64.gather(1, chosen)
-    choice_weights = torch.softmax(best, -1) if renormalise else torch.softmax(logits64, -1).gather(1, chosen)
+    choice_weights = torch.softmax(best, -1) if renormalize else torch.softmax(logits64, -1).gather(1, chosen)
     choice_weights = choice_weights.where(real[:, None], 0.0).flatten()
     return Routing(
         torch.tensor(sorted_choices, dtype=torch.int32),
@@ -85,8 +85,8 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
         yield {"router_logits": logits, "top_k": 2, "block_m": 16, "slots": slots}
     # Extremes: weights of 0 and 1, and equal logits.
     logits = torch.tensor([[6e4, -6e4, 0.0], [0.0, 0.0, 0.0], [-5e4, -6e4, -5e4]], dtype=dtype)
-    for renormalise in (True, False):
-        yield {"router_logits": logits, "top_k": 2, "block_m": 16, "renormalise": renormalise}
+    for renormalize in (True, False):
+        yield {"router_logits": logits, "top_k": 2, "block_m": 16, "renormalize": renormalize}
     shapes = (
         (1, 3, 1, 16),
         (2, 8, 2, 16),
@@ -99,7 +99,7 @@ def _examples(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Inputs
     )
     for num_rows, num_experts, top_k, block_m in shapes:
         logits = example_logits(generator, num_rows, num_experts, dtype)
-        yield {"router_logits": logits, "top_k": top_k, "block_m": block_m, "renormalise": top_k != 2}
+        yield {"router_logits": logits, "top_k": top_k, "block_m": block_m, "renormalize": top_k != 2}
 
 
 CHECKS = (OpCheck("route", _launch, _reference, _examples),)

@@ -4,7 +4,7 @@ status is 1 if a kernel spills or needs too much shared memory.
 
 With `--calls N`, only N calls of each operation are compiled for each kind of GPU, and not all kinds.
 
-The launchers are called with `meta` tensors of real models' shapes. Triton specialises the kernels for their arguments,
+The launchers are called with `meta` tensors of real models' shapes. Triton specializes the kernels for their arguments,
 but compiles for the given target and runs nothing. For sm_86, the PTX for sm_80 is assembled again: Triton writes the
 same PTX for both, which one variant of each operation confirms.
 """

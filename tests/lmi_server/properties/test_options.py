@@ -11,7 +11,7 @@ from engines.wire import MAX_MESSAGE_BYTES
 from lmi_server.config import LmiConfig
 from lmi_server.properties.option import Option, Status
 from lmi_server.properties.options import OPTIONS, by_name
-from lmi_server.properties.reference import markdown, shown_default
+from lmi_server.properties.reference import listed, markdown, shown_default
 from lmi_server.values.base import is_one_of
 from lmi_server.values.scalars import Choice, Int
 from tests.lmi_server.properties.loading import load_text, single_problem
@@ -82,9 +82,28 @@ def test_the_default_of_rolling_batch_names_the_keys_that_decide() -> None:
     assert "batch_size" in default
 
 
-def test_the_reference_page_is_up_to_date() -> None:
-    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert page == markdown(), "run: make docs"
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("option.block_size", "16"),
+        ("option.enable_prefix_caching", "true with paged attention, else false"),
+    ],
+)
+def test_a_default_that_is_always_the_same_is_shown(name: str, default: str) -> None:
+    assert shown_default(by_name()[name]) == default
+    assert "default" not in by_name()[name].help.lower()
+
+
+@pytest.mark.parametrize(("name", "unsupported"), [("options.md", False), ("unsupported-options.md", True)])
+def test_the_reference_pages_are_up_to_date(name: str, unsupported: bool) -> None:
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert page == markdown(unsupported), "run: make docs"
+
+
+def test_groups_of_options_hold_only_supported_or_only_unsupported_ones() -> None:
+    supported, unsupported = ({option.group for option in listed(flag)} for flag in (False, True))
+    assert "" not in supported
+    assert supported & unsupported == set()
 
 
 def test_every_option_says_what_it_accepts_and_does() -> None:

@@ -68,7 +68,7 @@ def test_the_time_limit_grows_with_the_chat(
 def test_a_rendering_that_takes_too_long_is_refused(
     num_messages: int, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_limits, "_MOST_SECONDS", 0.05)
+    monkeypatch.setattr(template_limits, "_MAX_SECONDS", 0.05)
     expected = f"messages: the model's chat template takes more than {limit}; accepted: a shorter chat"
     with pytest.raises(InvalidRequest, match=expected):
         render(ENDLESS, chat(num_messages))

@@ -152,7 +152,7 @@ def _neox(folder: Path, model_type: str, added: list[AddedToken], config: dict[s
 
 
 def gpt_neox(folder: Path) -> None:
-    """Runs of spaces are added tokens, matched in normalised text."""
+    """Runs of spaces are added tokens, matched in normalized text."""
     runs = [AddedToken(" " * length, normalized=True, special=False) for length in (8, 4, 3, 2)]
     added = [*special("<|endoftext|>", "<|padding|>"), *runs]
     _neox(folder, "gpt_neox", added, {"add_prefix_space": False, "tokenizer_class": "GPTNeoXTokenizer"})

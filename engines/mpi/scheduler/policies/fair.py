@@ -51,12 +51,12 @@ class Fair:
 
     def __init__(self) -> None:
         self._tenants: dict[str, _Tenant] = {}
-        """Waiting tenants, and idle tenants until the floor is seen to have reached their counters."""
+        """Waiting tenants, and idle tenants whose counter may still be above the floor."""
         self._num_waiting = 0
         self._heap: list[_Place] = []
         """Heap of places of the waiting tenants."""
         self._max_tenants = _SLACK
-        """Number of tenants above which tenants that need not be remembered are forgotten."""
+        """Number of tenants above which idle ones are dropped, see `_forget_idle`."""
         self._floor = 0
         self._last_waiting = ""
         """Name of the last tenant that ran out of waiting sequences. While no tenant waits, the floor is its
@@ -165,8 +165,10 @@ class Fair:
     def _raise_floor(self) -> None:
         """Raise the floor to the smallest counter of the waiting tenants, or else to the counter of the last tenant
         that waited."""
-        least = self._next_tenant().counter if self._num_waiting else self.weighted_tokens(self._last_waiting)
-        self._floor = max(self._floor, least)
+        lowest = (
+            self._next_tenant().counter if self._num_waiting else self.weighted_tokens(self._last_waiting)
+        )
+        self._floor = max(self._floor, lowest)
 
     def _forget_idle(self) -> None:
         """Drop idle tenants that would be raised to the floor anyway, and more when there are too many. Repeated

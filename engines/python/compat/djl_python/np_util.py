@@ -1,6 +1,6 @@
 """Encode and decode arrays: DJL's NDList and numpy's formats. Object arrays are rejected: reading them would run code.
 
-An NDList is big-endian. It starts with the number of arrays. For each array follow: the text `NDAR`, the version (1 to
+An NDList is big-endian. It starts with the number of arrays. Each array consists of the text `NDAR`, the version (1 to
 3), from version 2 on a flag and an optional name, the sparse format, the type, the shape, from version 3 on the byte
 order of the data, the length of the data, and the data. A text is preceded by its length. A shape is followed by its
 layout, two bytes for each dimension.

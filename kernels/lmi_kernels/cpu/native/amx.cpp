@@ -1,5 +1,5 @@
 // Products with int8 weights and with bf16 pairs, for processors with AVX-512, VNNI and AMX.
-// For GCC 12, whose headers initialise undefined values with `__m512 __Y = __Y;`.
+// For GCC 12, whose headers initialize undefined values with `__m512 __Y = __Y;`.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
@@ -25,7 +25,7 @@ constexpr int64_t kMinAmxRows = 8;  // fewer rows times int8 weights are compute
 #include "work.inc"
 #include "tiles.inc"
 #include "rotate.inc"
-#include "quantise.inc"
+#include "quantize.inc"
 #include "linear_int8.inc"
 #include "amx.inc"
 #include "pairs_one_row.inc"
@@ -34,7 +34,7 @@ constexpr int64_t kMinAmxRows = 8;  // fewer rows times int8 weights are compute
 
 void multiply_int8_amx(const Linear& op, int64_t first_row, int64_t num_rows, Worker& worker) {
   if (num_rows < kMinAmxRows) return multiply_int8(op, first_row, num_rows, worker);
-  quantise_rows(op, first_row, num_rows, worker);
+  quantize_rows(op, first_row, num_rows, worker);
   worker.barrier();
   multiply_amx<AmxInt8>(op, first_row, num_rows, worker);
 }

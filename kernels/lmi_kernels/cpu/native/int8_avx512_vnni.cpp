@@ -1,5 +1,5 @@
 // Products with int8 weights for processors with AVX-512 and VNNI.
-// For GCC 12, whose headers initialise undefined values with `__m512 __Y = __Y;`.
+// For GCC 12, whose headers initialize undefined values with `__m512 __Y = __Y;`.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
@@ -21,7 +21,7 @@ constexpr int64_t kBlockBytes = 512 * 1024;  // L2 cache for a block of rows of 
 #include "work.inc"
 #include "tiles.inc"
 #include "rotate.inc"
-#include "quantise.inc"
+#include "quantize.inc"
 #include "linear_int8.inc"
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Kernels for processors with AVX-512 F, BW, VL and DQ. With VNNI or AMX, only the int8 products differ.
-// For GCC 12, whose headers initialise undefined values with `__m512 __Y = __Y;`.
+// For GCC 12, whose headers initialize undefined values with `__m512 __Y = __Y;`.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 

@@ -111,10 +111,10 @@ class Worker {
   Worker(Team& team, int index) : team_(team), index_(index) {}
   int index() const { return index_; }
   int count() const;
-  // Claim the next pieces of [0, total): at least `least` unless fewer are left, and more while many are left (guided
-  // self-scheduling, Polychronopoulos and Kuck 1987), so that all workers finish together even if one is interrupted.
-  // Returns an empty range when nothing is left.
-  Range claim(int64_t total, int64_t least = 1);
+  // Claim the next pieces of [0, total): at least `min_size` unless fewer are left, and more while many are left
+  // (guided self-scheduling, Polychronopoulos and Kuck 1987), so that all workers finish together even if one is
+  // interrupted. Returns an empty range when nothing is left.
+  Range claim(int64_t total, int64_t min_size = 1);
   // Let the claims of this worker restart at 0 for other work, without waiting for pieces that others still do. All
   // workers call it when the pieces of the same total are claimed.
   void next() { first_ += total_; }

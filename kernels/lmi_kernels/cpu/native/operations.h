@@ -120,7 +120,7 @@ struct Linear {
   const float* column_norms;  // norm of each column and of its quantization error, [2, panels x 32]
 };
 
-// Normalise query and key heads (if there are weights), apply rotary embedding to both in place, and write keys and
+// Normalize query and key heads (if there are weights), apply rotary embedding to both in place, and write keys and
 // values to the cache. Rows hold query heads, then key heads, then value heads.
 struct RopeAndStore {
   float* qkv;
@@ -176,7 +176,7 @@ static inline int64_t attention_floats(int64_t num_heads, int64_t num_kv_heads, 
 }
 
 // Mixture of experts: each row is routed to its `top_k` best gated MLPs, weighted by the softmax over all experts or,
-// if renormalised, over the chosen ones.
+// if renormalized, over the chosen ones.
 struct Experts {
   const float* x;
   const float* logits;  // router logits, [rows, num_experts]
@@ -189,7 +189,7 @@ struct Experts {
   int32_t num_experts;
   int32_t top_k;
   int32_t gate;  // `Function` of the gates
-  int32_t renormalise;
+  int32_t renormalize;
   int32_t* choices;  // scratch: [max_rows * top_k * 2 + num_experts + 1]
   float* shares;     // scratch: [max_rows * top_k]
   float* inputs;     // scratch: [max_rows * top_k, hidden]
@@ -255,24 +255,24 @@ struct GreedyHead {
   float* y;  // [num_rows, 2]
   int64_t x_stride;
   int64_t y_stride;
-  const Weight* exact;   // floating point
-  const Weight* screen;  // int8
+  const Weight* exact;        // floating point
+  const Weight* approximate;  // int8
   const float* column_norms;  // see Linear
-  int64_t first_column;  // added to the columns
-  int64_t max_rows;      // a multiple of 16
-  float softcap;         // products become softcap * tanh(product / softcap); 0: they do not
-  float largest_share;  // of the cost of all products; if bounds leave more, all products are computed
+  int64_t first_column;       // added to the columns
+  int64_t max_rows;           // a multiple of 16
+  float softcap;              // products become softcap * tanh(product / softcap); 0: they do not
+  float max_exact_share;      // of the cost of all products; if bounds leave more, all products are computed
   int32_t* pause;    // [1]: number of next calls without bounds, at first 0
   int8_t* integers;  // scratch, see Linear; for both weights
   float* row_scales;
   float* row_norms;
   float* bounds;    // scratch: upper bounds of each segment of a panel, then lower bounds, [2, panels x 2, max_rows];
                     // or products, at least [max_rows, kPanel]
-  float* products;  // scratch: [workers, max_rows, kScreenFloats]
+  float* products;  // scratch: [workers, max_rows, kSearchFloats]
 };
 
 // Floats of scratch for each worker and row: the products of a panel, a limit, the best product, and a mark.
-constexpr int64_t kScreenFloats = kPanel + 5;
+constexpr int64_t kSearchFloats = kPanel + 5;
 
 constexpr int64_t kSlack = 64;  // floats after a row of scratch, for whole-vector accesses
 
@@ -293,14 +293,14 @@ void multiply_pairs_panel_amx(const Linear& op, int64_t row);
 // Rotate and quantize a weight's row, [width] numbers of a floating-point storage. Writes its integers, [depth], and its
 // scale; if `norms` is not null, also upper bounds of its norm, before and after quantization, and of the norm of its
 // quantization error. numbers: scratch, [depth]. A row with an infinity or NaN has the scale NaN and such norms.
-using QuantiseWeightRow = void (*)(const void* row, int32_t storage, int64_t width, float* numbers, int8_t* integers,
+using QuantizeWeightRow = void (*)(const void* row, int32_t storage, int64_t width, float* numbers, int8_t* integers,
                                    float* scale, float* norms);
 
 // The kernels of one instruction set.
 struct Kernels {
   const char* name;
   Kernel by_kind[kNumKinds];
-  QuantiseWeightRow quantise_weight_row;
+  QuantizeWeightRow quantize_weight_row;
 };
 
 extern const Kernels* active_kernels;

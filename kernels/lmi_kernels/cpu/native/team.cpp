@@ -27,7 +27,7 @@ void spin_until(Done done) {
 
 Team::Team(int num_threads) {
   try {
-    for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { follow(index); });
+    for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { run_thread(index); });
   } catch (...) {
     end();
     throw;
@@ -62,7 +62,7 @@ void Team::run(Work work, void* argument) {
   spin_until([this] { return working_.load(std::memory_order_acquire) == 0; });
 }
 
-void Team::follow(int index) {
+void Team::run_thread(int index) {
   for (uint64_t seen = 0; wait_for_work(seen);) {
     seen = calls_.load(std::memory_order_acquire);
     Worker worker(*this, index);
@@ -94,7 +94,7 @@ void Worker::show_alive() {
   *static_cast<volatile double*>(team_.alive_at_) = std::chrono::duration<double>(now).count();
 }
 
-Range Worker::claim(int64_t total, int64_t least) {
+Range Worker::claim(int64_t total, int64_t min_size) {
   show_alive();
   total_ = total;
   std::atomic<int64_t>& claimed = team_.claimed_;
@@ -103,7 +103,7 @@ Range Worker::claim(int64_t total, int64_t least) {
   do {
     if (start >= end) return {total, total};
     const int64_t share = (end - start) / (2 * count());
-    stop = start + (share > least ? share : least);
+    stop = start + (share > min_size ? share : min_size);
     if (stop > end) stop = end;
   } while (!claimed.compare_exchange_weak(start, stop, std::memory_order_relaxed));
   return {start - first_, stop - first_};

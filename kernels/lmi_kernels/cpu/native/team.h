@@ -31,7 +31,7 @@ class Team {
 
  private:
   friend class Worker;
-  void follow(int index);
+  void run_thread(int index);
   void end();
   bool wait_for_work(uint64_t seen);
 

@@ -172,20 +172,20 @@ struct Fill {
   int32_t storage;  // of the matrix
   const float* bias;
   float* norms;
-  char* scratch;  // int8: [workers, quantised_bytes]
+  char* scratch;  // int8: [workers, quantized_bytes]
 };
 
 // Bytes of scratch for the rows of an int8 panel: one as fp32 numbers, and 32 as integers.
-int64_t quantised_bytes(const Weight& weight) { return depth_of(weight.in_features) * (sizeof(float) + kPanel); }
+int64_t quantized_bytes(const Weight& weight) { return depth_of(weight.in_features) * (sizeof(float) + kPanel); }
 
 // Quantize row `index` of the matrix for a column of the weight, and return its integers.
-const char* quantise(const Fill& fill, int64_t index, int64_t column, char* scratch) {
+const char* quantize(const Fill& fill, int64_t index, int64_t column, char* scratch) {
   const Weight& weight = fill.weight;
   const int64_t depth = depth_of(weight.in_features);
   auto* numbers = reinterpret_cast<float*>(scratch);
   auto* integers = reinterpret_cast<int8_t*>(numbers + depth) + column % kPanel * depth;
   float norms[2];
-  active_kernels->quantise_weight_row(fill.matrix.row(index), fill.storage, weight.in_features, numbers, integers,
+  active_kernels->quantize_weight_row(fill.matrix.row(index), fill.storage, weight.in_features, numbers, integers,
                                       const_cast<float*>(weight.scales) + column, fill.norms ? norms : nullptr);
   for (int half = 0; fill.norms && half < 2; ++half) fill.norms[half * fill.matrix.num_rows + index] = norms[half];
   int32_t sum = 0;
@@ -197,7 +197,7 @@ const char* quantise(const Fill& fill, int64_t index, int64_t column, char* scra
 void fill(void* argument, Worker& worker) {
   const Fill& fill = *static_cast<const Fill*>(argument);
   const Weight& weight = fill.weight;
-  char* scratch = fill.scratch + worker.index() * quantised_bytes(weight);
+  char* scratch = fill.scratch + worker.index() * quantized_bytes(weight);
   const bool integers = weight.storage == kInt8;
   const int64_t bytes = integers ? depth_of(weight.in_features) : fill.matrix.row_bytes;
   const auto fill_one = weight.storage == kBf16   ? fill_panel<kBf16>
@@ -209,7 +209,7 @@ void fill(void* argument, Worker& worker) {
       for (int64_t place = 0; place < kPanel; ++place) {
         const int64_t index = fill.matrix.row_at(panel, place), column = panel * kPanel + place;
         if (index < 0) continue;
-        rows[place] = integers ? quantise(fill, index, column, scratch) : fill.matrix.row(index);
+        rows[place] = integers ? quantize(fill, index, column, scratch) : fill.matrix.row(index);
         if (fill.bias) const_cast<float*>(weight.bias)[column] = fill.bias[index];
       }
       fill_one(rows, bytes, static_cast<char*>(weight.panels) + panel * panel_bytes(weight));
@@ -303,13 +303,13 @@ EXPORT Weight* lmi_weight_new(int64_t out_features, int64_t in_features, int32_t
 
 // Fill a weight with a matrix [num_rows, in_features] of floating-point numbers, in the weight's storage unless it is
 // int8. blocks: memory of its rows, block_sizes[i] rows in blocks[i]. storage: of the matrix. bias: [num_rows], or null.
-// norms: [2, num_rows], for int8, or null: see `QuantiseWeightRow`. gated: the first half of the rows are the gates of
+// norms: [2, num_rows], for int8, or null: see `QuantizeWeightRow`. gated: the first half of the rows are the gates of
 // the second half. Returns false if out of memory.
 EXPORT bool lmi_weight_pack(Team* team, Weight* weight, const void* const* blocks, const int64_t* block_sizes,
                             int32_t storage, const float* bias, float* norms, int64_t num_rows, bool gated) {
   const bool integers = weight->storage == kInt8;
   const std::unique_ptr<char[]> scratch(
-      new (std::nothrow) char[integers ? team->size() * quantised_bytes(*weight) : 1]);
+      new (std::nothrow) char[integers ? team->size() * quantized_bytes(*weight) : 1]);
   if (!scratch) return false;
   const int64_t row_bytes = weight->in_features * (storage == kFp32 ? 4 : 2);
   Fill argument{*weight, {blocks, block_sizes, row_bytes, num_rows, gated}, storage, bias, norms, scratch.get()};

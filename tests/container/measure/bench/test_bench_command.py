@@ -55,7 +55,7 @@ def test_a_successful_run_prints_a_table_and_exits_with_0(
         assert text in result.stdout
     assert "6 requests by 2 users: 100 %" in result.stderr
     assert len(server.seen) == 6 + 2  # 2 to warm up
-    assert json.loads((tmp_path / "out.json").read_text())["figures"]["num_requests"] == 6
+    assert json.loads((tmp_path / "out.json").read_text())["metrics"]["num_requests"] == 6
 
 
 def test_json_on_stdout_is_the_only_output_there(
@@ -68,7 +68,7 @@ def test_json_on_stdout_is_the_only_output_there(
     assert document["tokenizer"] == str(tiny_model)
     assert document["load"] == "6 requests by 2 users, 16 tokens in, 3 out"
     assert document["seed"] == 5
-    figures = document["figures"]
+    figures = document["metrics"]
     assert (figures["num_requests"], figures["num_errors"], figures["output_tokens"]) == (6, 0, 18)
     assert figures["ttft"].keys() == {"mean", "p50", "p90", "p95", "p99"}
     assert figures["output_tokens_per_second"] == pytest.approx(18 / figures["wall_seconds"])
@@ -99,7 +99,7 @@ def test_json_is_written_even_if_the_csv_cannot_be_written(
     result = invoke(scripted(), "--csv", str(rows), "--json", str(results))
     assert result.exit_code == 1
     assert result.stderr.endswith(f"Error: --csv: cannot write {rows}: No such file or directory\n")
-    assert json.loads(results.read_text())["figures"]["num_requests"] == 6
+    assert json.loads(results.read_text())["metrics"]["num_requests"] == 6
 
 
 def test_a_failed_warm_up_ends_the_benchmark(scripted: StartScripted, invoke: Invoke) -> None:
@@ -224,7 +224,7 @@ def test_find_rate_lists_every_run(scripted: StartScripted, invoke: Invoke, tmp_
     best = [trial["rate"] for trial in document["trials"] if not trial["too_high"]]
     assert document["best_rate"] == (max(best) if best else None)
     assert result.exit_code == (0 if best else 1)
-    assert {trial["figures"]["num_requests"] for trial in document["trials"]} == {4}
+    assert {trial["metrics"]["num_requests"] for trial in document["trials"]} == {4}
     # Each run has different prompts, and so has a search with another seed.
     invoke(server, "--seed", "1", load=load)
     assert len({seen.body["inputs"] for seen in server.seen}) == len(server.seen)

@@ -23,7 +23,7 @@ DEFAULT = Scenario("", Workload(Fixed(32), Fixed(128), 128), Users(32))
 TOKENS = {
     "aws-1": "32 tokens in, 128 out",
     "aws-2": "256 tokens in, 32 out",
-    "summarise": "500 tokens in, 100 out (normal, standard deviation 20)",
+    "summarize": "500 tokens in, 100 out (normal, standard deviation 20)",
     "code": "15 tokens in, 500 out",
     "anyscale": "512 tokens in, 1 to 1536 out (exponential, mean 128)",
     "anyscale-32": "512 tokens in, 1 to 32 out (exponential, mean 16)",

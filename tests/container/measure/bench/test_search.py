@@ -58,7 +58,7 @@ def test_the_saturation_rate_of_a_queue_is_found(service: float, start: float | 
     assert best is not None
     # A rate counts as too high if less than 90 % of its requests complete in time.
     assert 0.9 <= best.rate * service <= 1.12
-    assert best.figures.requests_per_second * service <= 1.0 + 1e-9
+    assert best.metrics.requests_per_second * service <= 1.0 + 1e-9
 
 
 def test_a_rate_with_idle_time_ends_the_search_only_if_none_was_sustained() -> None:

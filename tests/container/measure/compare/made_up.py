@@ -15,7 +15,7 @@ from container.measure.bench.workload import Workload
 from container.measure.compare.configurations import Configuration
 from container.measure.compare.plan import Plan
 from container.measure.compare.report import Provenance
-from container.measure.compare.results import Comparison, RoundResult, StayResult
+from container.measure.compare.results import Comparison, RoundResult, ServerRun
 from container.measure.compare.scrape import BatchSizes, KvUse
 from tests.bench.stays import stays
 from tests.container.explain.questions import SHAPE, make_model
@@ -116,7 +116,7 @@ def make_comparison(
 ) -> Comparison:
     num_rounds = max((result.round for result in rounds), default=1)
     stay_results = tuple(
-        StayResult((stay.configuration,), stay.rounds, 3.0, 1 << 30)
+        ServerRun((stay.configuration,), stay.rounds, 3.0, 1 << 30)
         for stay in stays([config.name for config in configs], num_rounds)
     )
     plan = plan or Plan(tuple(scenarios), num_rounds, seed=0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,7 +55,7 @@ from tests.container.measure.compare.made_up import compare_speeds, make_configu
         (["one", "two", "--max-rounds", "3"], "--max-rounds: requires --precision or --time"),
         (
             ["one", "two", "--time", "10m", "--rounds", "5", "--max-rounds", "2"],
-            "--max-rounds: given 2; accepted: at least --rounds (5)",
+            "--max-rounds: less than --rounds (got 2); allowed: at least 5",
         ),
         (["--aws-post", "--attribute"], "--attribute: not supported with --aws-post"),
         (
@@ -265,6 +267,26 @@ def test_the_complete_rounds_are_reported_after_a_stop_signal(
     assert list(tmp_path.glob("lmi-compare-logs-*")) == []
 
 
+def test_a_stop_signal_while_the_files_are_written_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measure_made_up_speeds(monkeypatch, end=End.INTERRUPTED)
+    written: list[Path] = []
+
+    def write_page(document: object, path: Path) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        written.append(path)
+
+    monkeypatch.setattr(compare_command, "write_report", write_page)
+    output, page = tmp_path / "report.md", tmp_path / "page.html"
+    result = CliRunner().invoke(
+        main, ["compare", "one", "two", "--output", str(output), "--report", str(page)]
+    )
+    assert (result.exit_code, written) == (130, [page])
+    assert f"report: {output}\n" in result.stderr
+    assert "no report was written" not in result.stderr
+
+
 def only_logs(folder: Path) -> Path:
     (logs,) = folder.glob("lmi-compare-logs-*")
     return logs
@@ -287,7 +309,7 @@ def measure_made_up_speeds(
         def run(self) -> Comparison:
             comparison = compare_speeds({"a": (100.0, 101.0), "b": (150.0, 151.0)})
             first, *others = comparison.rounds
-            first = replace(first, figures=replace(first.figures, num_errors=num_failed))
+            first = replace(first, metrics=replace(first.metrics, num_errors=num_failed))
             if failure:
                 (self.logs / "b.log").write_text("out of memory")
             return replace(comparison, rounds=(first, *others), stopped=failure, end=end)

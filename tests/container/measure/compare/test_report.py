@@ -14,7 +14,7 @@ from container.measure.compare import report, tables
 from container.measure.compare.caveats import caveats
 from container.measure.compare.interval import Ratio
 from container.measure.compare.plan import Plan, StoppingRule
-from container.measure.compare.results import StayResult
+from container.measure.compare.results import ServerRun
 from container.measure.compare.scrape import BatchSizes, KvUse, RoundCounters
 from container.measure.compare.summary import MEASURES, spread, times
 from container.measure.numbers import NO_VALUE, format_number, gibibytes, percent, seconds
@@ -71,7 +71,7 @@ def test_figures_and_ratios_match_hand_calculations() -> None:
     ratios = tables.ratios_table(comparison, SCENARIO.name)
     by_measure = {cells[1]: cells[2:] for cells in ratios.rows}
     assert by_measure["output tokens/s"] == (
-        "b is faster than a by 300.0 % (95 % interval 300.0 % to 300.0 %)",
+        "b is 4.00 times as fast as a (95 % interval 4.00 to 4.00)",
         "4.00x (4.00 to 4.00)",
     )
     assert by_measure["latency p90"][1] == "0.250x (0.250 to 0.250)"
@@ -148,11 +148,11 @@ def test_the_markdown_describes_the_run_and_the_configurations() -> None:
         "2 cores (Abacus 9)",
         "torch 9.9",
         "each round has 2 requests by 2 users, 8 tokens in, 4 out",
-        "- 8 tokens in, 4 out, output tokens/s: b is faster than a by 303.0 %",
+        "- 8 tokens in, 4 out, output tokens/s: b is 4.03 times as fast as a",
         "a (round 1), b (rounds 1 and 2), a (round 2)",
         "Their effective values are identical.",
         "## Extra\n\nWords.\n\n| x | y |\n| --- | ---: |\n| 1 | 2 |",
-        "## Limits of these figures",
+        "## Caveats",
     ):
         assert expected in text, expected
     assert "nan" not in text.lower()
@@ -183,7 +183,7 @@ def test_the_report_gives_the_reason_to_stop_differing_options_and_shared_or_run
     comparison = replace(
         make_comparison(configs, [make_round("a", 1), make_round("b", 1)], plan=plan),
         stopped="the time limit was reached",
-        stays=(StayResult(("a", "c"), (1,), 2.0, 1 << 30), StayResult(("b",), (1,), None, None)),
+        server_runs=(ServerRun(("a", "c"), (1,), 2.0, 1 << 30), ServerRun(("b",), (1,), None, None)),
     )
     text = report.make_report(comparison, PROVENANCE).markdown()
     assert (
@@ -199,11 +199,11 @@ def test_the_report_gives_the_reason_to_stop_differing_options_and_shared_or_run
 
 
 def test_the_configurations_table_has_the_median_start_up_and_the_highest_peak_of_all_servers() -> None:
-    stays = tuple(
-        StayResult(("a",), (number,), float(start), peak << 30)
+    server_runs = tuple(
+        ServerRun(("a",), (number,), float(start), peak << 30)
         for number, (start, peak) in enumerate([(2, 1), (9, 3), (4, 2)], start=1)
     )
-    comparison = replace(compare_speeds({"a": [1.0] * 3}), stays=stays)
+    comparison = replace(compare_speeds({"a": [1.0] * 3}), server_runs=server_runs)
     ((*_, start_up, memory),) = tables.configurations_table(comparison).rows
     assert (start_up, memory) == ("4.00 (2.00 to 9.00) s", gibibytes(3 << 30))
 
@@ -246,13 +246,13 @@ def test_the_json_has_no_nan_and_contains_every_round() -> None:
     )
     rounds = [(one["configuration"], one["round"]) for one in data["rounds"]]
     assert rounds == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
-    assert data["rounds"][1]["figures"]["output_tokens_per_second"] is None
+    assert data["rounds"][1]["metrics"]["output_tokens_per_second"] is None
     assert data["rounds"][0]["token_ids"] == [list(ids) for ids in TOKENS]
     (summary,) = [one for one in data["summary"] if one["configuration"] == "b"]
     assert summary["ratios_to_first"]["output_tokens_per_second"]["value"] == 2.0
     assert summary["ratios_to_first"]["output_tokens_per_second"]["high"] is None
     assert summary["verdicts"]["output_tokens_per_second"].startswith("too few rounds: one")
-    assert summary["tokens_of_first"]["num_identical"] == 4
+    assert summary["same_tokens_as_first"]["num_identical"] == 4
     assert summary["smallest_visible"] == {measure.key: None for measure in MEASURES}
     assert data["rounds"][0]["requests"] == []
     assert data["configurations"][0]["batch_limit"] is None

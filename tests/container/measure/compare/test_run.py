@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import os
 import signal
@@ -82,8 +83,8 @@ def test_configurations_take_turns_and_get_the_same_prompts(lab: Lab) -> None:
     assert log.count("ready after 1.5 s") == 3
     assert log.count(", latency p90 ") == len(comparison.rounds)
     assert "a: round 1 of 2, short: 100 %" in log
-    assert [stay.rounds for stay in comparison.stays] == [(1,), (1, 2), (2,)]
-    assert {stay.start_up_seconds for stay in comparison.stays} == {1.5}
+    assert [run.rounds for run in comparison.server_runs] == [(1,), (1, 2), (2,)]
+    assert {run.start_up_seconds for run in comparison.server_runs} == {1.5}
 
 
 def test_files_of_a_configuration_with_a_long_name_have_short_names(lab: Lab) -> None:
@@ -97,22 +98,22 @@ def test_figures_exclude_the_warm_up_and_times_are_relative_to_the_start_of_the_
     before = time.monotonic()
     comparison = lab.run()
     for result in comparison.rounds:
-        assert (result.figures.num_requests, result.figures.num_errors) == (3, 0)
-        assert result.figures.output_tokens == 12
+        assert (result.metrics.num_requests, result.metrics.num_errors) == (3, 0)
+        assert result.metrics.output_tokens == 12
         assert result.batches is not None
         # 4 steps for each of the round's 3 requests, without those of the warm-up.
         assert (result.batches.count, result.batches.mean) == (12, 3.0)
         assert result.counters == RoundCounters(preemptions=3)
     first, second = comparison.rounds
-    assert before <= first.began < first.ended <= second.began < second.ended <= time.monotonic()
+    assert before <= first.started < first.ended <= second.started < second.ended <= time.monotonic()
     assert len(first.requests) == 3
     for one in first.requests:
-        assert 0 <= one.due <= one.sent <= one.due + one.ttft <= one.ended <= first.ended - first.began
+        assert 0 <= one.due <= one.sent <= one.due + one.ttft <= one.ended <= first.ended - first.started
         assert (one.prompt_tokens, one.output_tokens, one.error) == (8, 4, "")
     latencies = [one.ended - one.due for one in first.requests]
-    assert first.figures.latency.mean == pytest.approx(statistics.fmean(latencies))
+    assert first.metrics.latency.mean == pytest.approx(statistics.fmean(latencies))
     times_per_token = statistics.fmean(one.tpot for one in first.requests)
-    assert first.figures.tpot.mean == pytest.approx(times_per_token, rel=1e-9)
+    assert first.metrics.tpot.mean == pytest.approx(times_per_token, rel=1e-9)
 
 
 @pytest.mark.parametrize("settling_looks", [2, 10**9], ids=["idle after a while", "never idle"])
@@ -159,8 +160,8 @@ def test_configurations_that_share_a_server_use_different_tenants(
         *("start other", "stop other"),
         *("start b", "change to b: 16", "change to a: 8", "stop b"),
     ]
-    assert [stay.configurations for stay in comparison.stays] == [("a", "b"), ("other",), ("b", "a")]
-    assert [stay.rounds for stay in comparison.stays] == [(1,), (1, 2), (2,)]
+    assert [run.configurations for run in comparison.server_runs] == [("a", "b"), ("other",), ("b", "a")]
+    assert [run.rounds for run in comparison.server_runs] == [(1,), (1, 2), (2,)]
     started = [variables.get("LMI_ADMIN_TOKEN") for variables in fakes.variables]
     assert started == [*tokens, None, *tokens]
     tenants = {one.headers["X-Tenant-Id"] for life in fakes.lives["b"] for one in life.seen}
@@ -176,8 +177,8 @@ def test_running_servers_are_measured_but_not_stopped(lab: Lab) -> None:
         for name in ("a", "b")
     ]
     comparison = lab.run(*configs, start=server_starter({}))
-    assert [result.figures.num_errors for result in comparison.rounds] == [0, 0]
-    assert {(stay.start_up_seconds, stay.peak_memory_bytes) for stay in comparison.stays} == {(None, None)}
+    assert [result.metrics.num_errors for result in comparison.rounds] == [0, 0]
+    assert {(run.start_up_seconds, run.peak_memory_bytes) for run in comparison.server_runs} == {(None, None)}
     same = equality(comparison, "b", "a", "short")
     assert same is not None
     assert (same.num_requests, same.num_identical) == (3, 3)
@@ -260,8 +261,8 @@ def test_failed_requests_are_counted_and_have_no_tokens(lab: Lab, behaviour: Beh
     lab.fakes.behaviours["b"] = behaviour
     comparison = lab.run()
     (failed,) = comparison.of("b", "short")
-    assert failed.figures.num_errors == 3
-    assert failed.figures.errors[0].text.startswith(error)
+    assert failed.metrics.num_errors == 3
+    assert failed.metrics.errors[0].text.startswith(error)
     assert failed.token_ids == ((), (), ())
     assert comparison.num_failed == 3
 
@@ -284,7 +285,7 @@ def test_a_server_that_fails_ends_the_comparison(
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "reason", "journal", "stays"),
+    ("behaviour", "reason", "journal", "rounds_of_servers"),
     [
         (
             Behaviour(exit_code=1),
@@ -302,7 +303,7 @@ def test_a_server_that_fails_ends_the_comparison(
     ids=["exit code at the last stop", "no metrics in the last round"],
 )
 def test_complete_rounds_are_kept_when_a_server_fails(
-    lab: Lab, behaviour: Behaviour, reason: str, journal: list[str], stays: list[tuple[int, ...]]
+    lab: Lab, behaviour: Behaviour, reason: str, journal: list[str], rounds_of_servers: list[tuple[int, ...]]
 ) -> None:
     def start(config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
         if lab.fakes.journal.count("start a"):
@@ -317,7 +318,18 @@ def test_complete_rounds_are_kept_when_a_server_fails(
     assert {len(comparison.of(name, one.name)) for name in "ab" for one in (SHORT, LONG)} == {
         comparison.num_rounds
     }
-    assert [stay.rounds for stay in comparison.stays] == stays
+    assert [run.rounds for run in comparison.server_runs] == rounds_of_servers
+
+
+def test_complete_rounds_are_kept_when_the_system_refuses_a_server(lab: Lab) -> None:
+    def start(config: Configuration, log: Path, variables: Mapping[str, str]) -> ReadyServer:
+        if config.name == "a" and "start a" in lab.fakes.journal:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        return lab.fakes(config, log, variables)
+
+    comparison = lab.run(plan=Plan((SHORT,), 2, seed=5), start=start)
+    assert (comparison.end, comparison.num_rounds) == (End.SERVER_FAILED, 1)
+    assert "Resource temporarily unavailable" in comparison.stopped
 
 
 def test_no_server_starts_if_the_workload_cannot_be_built(lab: Lab, tmp_path: Path) -> None:

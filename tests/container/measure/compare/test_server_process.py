@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from container.measure.compare import server_process
 from container.measure.compare.server_process import ServerFailed, ServerProcess, StopTimeouts
 from container.run.processes import Child
 from tests.container.measure.compare.made_up import make_configuration
@@ -27,6 +29,18 @@ def test_a_start_up_failure_is_reported_with_the_end_of_the_log(tmp_path: Path) 
     assert text.startswith("typo: the server exited with code 1 before it was ready")
     assert str(log) in text
     assert "did you mean option.tensor_parallel_degree?" in text
+
+
+def test_a_server_for_which_nothing_is_left_fails_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise OSError(errno.EADDRINUSE, "no free port found")
+
+    monkeypatch.setattr(server_process, "free_port", refuse)
+    config = dataclasses.replace(make_configuration("unlucky"), path=tmp_path)
+    with pytest.raises(ServerFailed, match=r"unlucky: the server cannot be started: .*no free port found"):
+        ServerProcess.start(config, tmp_path / "server.log", child_environment())
 
 
 def test_a_server_that_is_killed_while_loading_leaves_no_processes(tmp_path: Path) -> None:

@@ -19,22 +19,36 @@ def verdict_on(speeds: list[float], measure: Measure) -> str:
     return in_words(ratio(comparison, "b", "a", SCENARIO.name, measure), "b", "a", measure)
 
 
-def test_the_better_configuration_is_named_first_with_the_interval() -> None:
-    twice = [2 * speed * noise for speed, noise in zip(STEADY, (1.0, 1.01, 0.99, 1.0, 1.0), strict=True)]
-    half = [speed / 2 for speed in STEADY]
-    assert (
-        verdict_on(twice, TOKENS_PER_SECOND)
-        == "b is faster than a by 100.0 % (95 % interval 96.8 % to 103.2 %)"
-    )
-    assert verdict_on(twice, LATENCY_P90) == "b takes 50.0 % less than a (95 % interval 49.2 % to 50.8 %)"
-    assert verdict_on(half, TOKENS_PER_SECOND).startswith("a is faster than b by 100.0 %")
-    assert verdict_on(half, LATENCY_P90).startswith("a takes 50.0 % less than b")
+@pytest.mark.parametrize(
+    ("factor", "faster", "shorter"),
+    [
+        (
+            1.5,
+            "b is faster than a by 50.0 % (95 % interval 47.6 % to 52.4 %)",
+            "b takes 33.3 % less than a (95 % interval 32.3 % to 34.4 %)",
+        ),
+        (
+            4.0,
+            "b is 4.00 times as fast as a (95 % interval 3.94 to 4.06)",
+            "a takes 4.00 times as long as b (95 % interval 3.94 to 4.06)",
+        ),
+    ],
+)
+def test_the_better_configuration_is_named_with_the_interval(
+    factor: float, faster: str, shorter: str
+) -> None:
+    noisy = [speed * noise for speed, noise in zip(STEADY, (1.0, 1.01, 0.99, 1.0, 1.0), strict=True)]
+    assert verdict_on([factor * speed for speed in noisy], TOKENS_PER_SECOND) == faster
+    assert verdict_on([factor * speed for speed in noisy], LATENCY_P90) == shorter
+    slower = [speed / factor for speed in noisy]
+    assert verdict_on(slower, TOKENS_PER_SECOND).startswith("a is ")
+    assert verdict_on(slower, LATENCY_P90).startswith(f"{'a' if factor < 2 else 'b'} takes ")
 
 
 @pytest.mark.parametrize(
     ("speeds", "kind", "text"),
     [
-        ([2 * speed for speed in STEADY], "difference", "b is faster than a by 100.0 %"),
+        ([3 * speed for speed in STEADY], "difference", "b is 3.00 times as fast as a"),
         (
             [101.0, 99.0, 100.0, 99.5, 100.5],
             "same",

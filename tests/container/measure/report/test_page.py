@@ -80,7 +80,7 @@ def page_with_traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, _Pa
     document = make_document()
     for index, result in enumerate(document["rounds"][-3:]):
         steps = made_up_steps(made_up_outputs(), 4 * (index + 1), static=index == 0)
-        result.update(began=99.0, ended=200.0, step_trace=write_trace(folder / f"{index}.jsonl", steps))
+        result.update(started=99.0, ended=200.0, step_trace=write_trace(folder / f"{index}.jsonl", steps))
     return write_page(document, folder)
 
 
@@ -97,9 +97,9 @@ def test_the_verdict_comes_first_followed_by_all_sections(page_with_traces: tupl
         "The configurations",
         "What was run",
         "How to read the figures",
-        "Limits of these figures",
+        "Caveats",
     ]
-    assert parsed.words.index("rolling-8 is faster than static-4 by 231.7 %") < parsed.words.index("Summary")
+    assert parsed.words.index("rolling-8 is 3.32 times as fast as static-4") < parsed.words.index("Summary")
     # Bars, ratios, three distributions, slots of three configurations, one waterfall. Each is drawn in two widths.
     assert parsed.tags.count("figure") == parsed.tags.count("figcaption") == 9
     drawn = re.findall(r"<svg role.*?</svg>", page, re.DOTALL)

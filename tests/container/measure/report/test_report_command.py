@@ -34,9 +34,9 @@ def test_wrong_results_and_outputs_give_error_messages(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["report", str(tmp_path / "results.json")])
     assert (result.exit_code, "not a JSON file" in result.output) == (1, True)
     results = write_results(make_benchmark(), tmp_path)
-    result = CliRunner().invoke(main, ["report", results, "--out", "x.md"])
+    result = CliRunner().invoke(main, ["report", results, "--output", "x.md"])
     assert (result.exit_code, "ending in .html" in result.output) == (2, True)
-    result = CliRunner().invoke(main, ["report", results, "--out", str(tmp_path / "no/x.html")])
+    result = CliRunner().invoke(main, ["report", results, "--output", str(tmp_path / "no/x.html")])
     assert (result.exit_code, "cannot write the report" in result.output) == (1, True)
 
 
@@ -45,7 +45,7 @@ def test_a_missing_matplotlib_is_reported_before_the_results_are_read(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     page = tmp_path / "results.html"
-    for document, options in (([1], ["--out", str(page)]), (make_benchmark(), [])):
+    for document, options in (([1], ["--output", str(page)]), (make_benchmark(), [])):
         result = CliRunner().invoke(main, ["report", write_results(document, tmp_path), *options])
         assert (result.exit_code, "pip install matplotlib" in result.output) == (1, True)
         assert not page.exists()

@@ -27,7 +27,7 @@ def run(name: str, preset: str, model: Path, timeout: float = 60.0) -> Simulatio
 def test_dynamic_is_slowest_and_both_rolling_configurations_are_equally_fast(
     preset: str, falcon: Path
 ) -> None:
-    dynamic, contiguous, paged = (run(name, preset, falcon).figures for name in _POST)
+    dynamic, contiguous, paged = (run(name, preset, falcon).metrics for name in _POST)
     assert contiguous.num_errors == paged.num_errors == 0
     assert paged.output_tokens_per_second == pytest.approx(contiguous.output_tokens_per_second, rel=0.1)
     for rolling in (contiguous, paged):
@@ -37,9 +37,9 @@ def test_dynamic_is_slowest_and_both_rolling_configurations_are_equally_fast(
 
 def test_most_requests_of_dynamic_batching_time_out_after_60_seconds(falcon: Path) -> None:
     """A batch of four takes some 24 s, and there are 32 users. The post's p90 of 58 s ignores timed-out requests."""
-    with_timeout = run("aws-post-dynamic", "aws-1", falcon).figures
+    with_timeout = run("aws-post-dynamic", "aws-1", falcon).metrics
     assert with_timeout.num_timeouts > with_timeout.num_requests / 2
     assert 40 < with_timeout.latency.p90 < 60
-    without_timeout = run("aws-post-dynamic", "aws-1", falcon, timeout=600.0).figures
+    without_timeout = run("aws-post-dynamic", "aws-1", falcon, timeout=600.0).metrics
     assert without_timeout.num_errors == 0
     assert without_timeout.latency.p90 > 150

@@ -57,5 +57,5 @@ def test_cost_of_a_million_tokens(llama: Path) -> None:
     )
     halved = cost(Price("one", 3600.0), simulation, copies=2)
     assert halved.per_million_output_tokens == pytest.approx(dollars / 400 * 1e6)
-    no_output = replace(simulation, figures=replace(simulation.figures, output_tokens=0))
+    no_output = replace(simulation, metrics=replace(simulation.metrics, output_tokens=0))
     assert math.isnan(cost(Price("one", 3600.0), no_output).per_million_output_tokens)

@@ -16,7 +16,7 @@ from container.measure.bench.arrivals import UserSession
 from container.measure.bench.workload import BenchRequest
 from container.measure.simulate import rolling
 from container.measure.simulate.calibration import calibrate
-from container.measure.simulate.clients import VirtualFront
+from container.measure.simulate.clients import VirtualSocket
 from container.measure.simulate.clock import VirtualClock
 from container.measure.simulate.step_times import StepSeconds
 from engines.core import Request, SamplingParams
@@ -100,12 +100,12 @@ def replay(model: Path, mode: Mode, real: list[dict[str, Any]], file: Path) -> l
     options = {**dataclasses.asdict(mode), "num_blocks": mode.num_blocks or 128}
     server = rolling_server(model, block_size=BLOCK_SIZE, **options.pop("more"), **options)
     clock = VirtualClock()
-    front = VirtualFront(
+    socket = VirtualSocket(
         clock, sessions, lambda request: prompts[request.index], 1e9, 1e9, lambda outcome: None
     )
     board = file.parent / "board"
     board.mkdir()
-    rolling.serve(server, server.engine, MeasuredTimes(times), clock, front, board, str(file))
+    rolling.serve(server, server.engine, MeasuredTimes(times), clock, socket, board, str(file))
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 

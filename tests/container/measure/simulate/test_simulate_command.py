@@ -58,7 +58,7 @@ def test_json_and_csv_output(configuration: Path, llama: Path, tmp_path: Path) -
     values = json.loads(result.stdout)
     assert values["simulated"] is True
     assert values["hardware"] == "2 x A10G"
-    assert values["figures"]["output_tokens"] == 32
+    assert values["metrics"]["output_tokens"] == 32
     assert values["costs"][0]["price"]["per_hour"] == 1.5
     assert values["kv_cache_blocks"] > 100
     assert values["counters"]["lmi_steps_total"] >= 8
@@ -81,7 +81,7 @@ def test_this_machine_with_step_times_from_a_trace(
     example = REPO_ROOT / "properties_examples" / "llama-dummy"
     values = json.loads(invoke(example, "--calibrate", trace, "--json", "-").stdout)
     assert values["hardware"] == "this machine"
-    assert values["figures"]["tpot"]["p50"] == pytest.approx(0.25)
+    assert values["metrics"]["tpot"]["p50"] == pytest.approx(0.25)
     assert sum(values["calibration"]["coefficients"]) > 0
     assert "fitted to" in values["step_times"]
 
@@ -93,8 +93,8 @@ def test_this_machine_with_step_times_from_a_trace(
         (("--device", "A10X"), "device: unknown name (got A10X)"),
         (("--instance", "ml.g5.48xlarg"), "did you mean ml.g5.48xlarge"),
         (("--instance", "ml.c7i.4xlarge"), "the speed of ml.c7i.4xlarge is not known"),
-        (("--instance", "ml.g5.48xlarge", "--device", "A10G"), "--instance already sets the devices"),
-        (("--instance", "ml.g5.48xlarge", "--count", "2"), "--instance already sets the devices"),
+        (("--instance", "ml.g5.48xlarge", "--device", "A10G"), "--device: not supported with --instance"),
+        (("--instance", "ml.g5.48xlarge", "--count", "2"), "--count: not supported with --instance"),
         (("--instance", "ml.g5.48xlarge", "--prices", "none.json"), "--prices: cannot read none.json"),
         (("--device", "A10G", "--prices", "none.json"), "--prices: requires --instance"),
         (

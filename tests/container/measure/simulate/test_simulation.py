@@ -24,7 +24,7 @@ def test_a_request_takes_as_long_as_its_steps(llama: Path) -> None:
     (outcome,) = simulation.run.outcomes
     assert outcome.ttft == ARRIVAL_SECONDS + 0.5
     assert outcome.latency == simulation.run.wall_seconds == ARRIVAL_SECONDS + 1.5
-    assert simulation.figures.tpot.p50 == pytest.approx(0.25)
+    assert simulation.metrics.tpot.p50 == pytest.approx(0.25)
     assert simulation.stats.counters["lmi_steps_total"] == 6
 
 
@@ -89,7 +89,7 @@ def test_a_request_that_times_out_at_the_client_is_aborted(llama: Path) -> None:
     assert (first.error, first.latency) == ("", 5.0 + ARRIVAL_SECONDS)
     assert (second.error, second.timed_out) == ("no complete response within 6 s", True)
     assert second.ended == 6.0
-    assert simulation.figures.num_timeouts == simulation.figures.num_errors == 1
+    assert simulation.metrics.num_timeouts == simulation.metrics.num_errors == 1
     assert simulation.stats.counters["lmi_requests_aborted_total"] == 1
 
 
@@ -109,8 +109,8 @@ def test_a_request_that_times_out_at_the_server_gets_an_error(llama: Path) -> No
 def test_a_full_queue_rejects_requests(llama: Path) -> None:
     server = rolling_server(llama, max_num_seqs=2, max_waiting=3)
     simulation = simulate(server, Times(), scenario(8, 8, 4))
-    assert simulation.figures.num_errors == 3
-    assert "queue is full" in simulation.figures.errors[0].text
+    assert simulation.metrics.num_errors == 3
+    assert "queue is full" in simulation.metrics.errors[0].text
 
 
 def test_a_dynamic_batch_starts_after_its_delay_and_ends_with_its_longest_sequence(llama: Path) -> None:

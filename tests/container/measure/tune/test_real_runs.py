@@ -222,8 +222,8 @@ def test_dynamic_batching_is_scaled_to_the_measured_time_per_token(
         """Return rounds with the given TPOT, far below any roofline."""
         comparison = real_run(self, files, num_rounds)
         (measured,) = comparison.rounds
-        figures = replace(measured.figures, tpot=replace(measured.figures.tpot, mean=tpot))
-        return replace(comparison, rounds=(replace(measured, figures=figures),))
+        figures = replace(measured.metrics, tpot=replace(measured.metrics.tpot, mean=tpot))
+        return replace(comparison, rounds=(replace(measured, metrics=figures),))
 
     monkeypatch.setattr(RealRuns, "run", run)
     write_properties(folder, "engine=Python", "batch_size=2")
@@ -235,7 +235,7 @@ def test_dynamic_batching_is_scaled_to_the_measured_time_per_token(
     assert "the measured time per token of file" in times.describe()
     (scenario,) = runs.plan.scenarios
     assert isinstance(scenario.arrivals, Users)
-    figures = simulate(server, times, scenario, seed=runs.plan.round_seed(1)).figures
+    figures = simulate(server, times, scenario, seed=runs.plan.round_seed(1)).metrics
     assert figures.tpot.mean == pytest.approx(tpot) if tpot else figures.tpot.mean > 0
     assert runs.num_rounds == 1
 

@@ -106,7 +106,7 @@ def test_the_leader_sends_the_plan_and_returns_the_result(
     comm = _Comm(world_size=world_size)
     targets = [PromptTargets((0,) * count, 1) for count in (3, 2)]
     assert not board.read().ready
-    assert make_executor(comm).lead(_STEP, targets) is _RESULT
+    assert make_executor(comm).run_on_all_ranks(_STEP, targets) is _RESULT
     assert runner.targets == [targets]
     assert runner.plans == [_STEP.encode()]
     assert comm.sent == ([] if world_size == 1 else runner.plans)
@@ -115,19 +115,19 @@ def test_the_leader_sends_the_plan_and_returns_the_result(
 
 
 def test_a_beat_computes_nothing(make_executor: MakeExecutor, runner: _Runner, board: StatusBoard) -> None:
-    assert make_executor(_Comm()).lead(StepPlan(PlanKind.BEAT)) == StepResult()
+    assert make_executor(_Comm()).run_on_all_ranks(StepPlan(PlanKind.BEAT)) == StepResult()
     assert runner.calls == []
     assert board.read().ready
 
 
 def test_a_follower_runs_the_plan_that_it_receives(make_executor: MakeExecutor, runner: _Runner) -> None:
-    assert make_executor(_Comm(plan=_STEP.encode())).follow()
+    assert make_executor(_Comm(plan=_STEP.encode())).run_next_plan()
     assert runner.calls == ["update", "prepare", "compute"]
     assert runner.plans == [_STEP.encode()]
 
 
 def test_a_follower_ends_on_a_stop_plan(make_executor: MakeExecutor, runner: _Runner) -> None:
-    assert not make_executor(_Comm(plan=StepPlan(PlanKind.STOP).encode())).follow()
+    assert not make_executor(_Comm(plan=StepPlan(PlanKind.STOP).encode())).run_next_plan()
     assert runner.calls == []
 
 
@@ -144,12 +144,12 @@ def test_a_rank_that_waits_for_a_plan_is_alive(tmp_path: Path, monkeypatch: pyte
         world = SimpleNamespace(Get_rank=lambda: rank, Get_size=lambda: 2, Barrier=barrier.wait)
         return MpiCommunicator(world, tmp_path)
 
-    def follow() -> bool:
+    def run_next_plan() -> bool:
         executor = StepExecutor(_Runner(), connect(1), board, Stopwatch(time.perf_counter))  # type: ignore[arg-type]
-        return executor.follow()
+        return executor.run_next_plan()
 
     with ThreadPoolExecutor(1) as pool:
-        follower = pool.submit(follow)
+        follower = pool.submit(run_next_plan)
         leader = connect(0)
         try:
             for _ in range(2):
@@ -176,7 +176,7 @@ def test_a_step_that_a_rank_cannot_prepare_fails_after_all_ranks_agree(
     runner.fail_in = here
     comm = _Comm(world_size=2, others=others)
     with pytest.raises(StepFailed):
-        make_executor(comm).lead(_STEP)
+        make_executor(comm).run_on_all_ranks(_STEP)
     assert comm.agreed == [1 - others]
     assert runner.calls == ["update", "prepare"]
     assert board.read().state is EngineState.READY
@@ -190,9 +190,9 @@ def test_a_follower_continues_after_a_step_that_could_not_be_prepared(
     runner.fail_in = here
     comm = _Comm(rank=0, world_size=2, others=others, plan=_STEP.encode())
     executor = make_executor(comm)
-    assert executor.follow()
+    assert executor.run_next_plan()
     runner.fail_in, comm.others = "", 0
-    assert executor.follow()
+    assert executor.run_next_plan()
     assert runner.calls == ["update", "prepare", "update", "prepare", "compute"]
 
 
@@ -203,11 +203,11 @@ def test_a_failing_model_on_a_single_rank_fails_only_the_step(
     comm = _Comm()
     executor = make_executor(comm)
     with pytest.raises(StepFailed):
-        executor.lead(_STEP)
+        executor.run_on_all_ranks(_STEP)
     assert not comm.aborted
     assert board.read().state is EngineState.READY
     runner.fail_in = ""
-    assert executor.lead(_STEP) is _RESULT
+    assert executor.run_on_all_ranks(_STEP) is _RESULT
 
 
 def test_a_failing_model_on_several_ranks_ends_all_and_reports_the_cause(
@@ -217,7 +217,7 @@ def test_a_failing_model_on_several_ranks_ends_all_and_reports_the_cause(
     runner.fail_in = "compute"
     comm = _Comm(rank=0, world_size=2)
     with pytest.raises(StepFailed):
-        make_executor(comm).lead(_STEP)
+        make_executor(comm).run_on_all_ranks(_STEP)
     assert comm.aborted
     assert board.read().state is EngineState.FAILED
     assert board.read().reason == "rank 0: RuntimeError: no compute today"
@@ -231,7 +231,7 @@ def test_a_rank_that_fails_to_apply_updates_is_broken(
     runner.fail_in = "update"
     comm = _Comm(world_size=world_size, plan=_STEP.encode())
     executor = make_executor(comm)
-    for run in (lambda: executor.lead(_STEP), executor.follow):
+    for run in (lambda: executor.run_on_all_ranks(_STEP), executor.run_next_plan):
         with pytest.raises(RankBroken, match=r"rank 0 .* no update today"):
             run()
     assert set(runner.calls) == {"update"}
@@ -244,5 +244,5 @@ def test_time_outside_the_model_is_counted_separately(board: StatusBoard, runner
     times = iter(range(1000))
     stopwatch = Stopwatch(lambda: float(next(times)))
     executor = StepExecutor(runner, _Comm(), board, stopwatch)  # type: ignore[arg-type]
-    executor.lead(_STEP)
+    executor.run_on_all_ranks(_STEP)
     assert set(stopwatch.reset()) == {"broadcast", "prepare", "model"}

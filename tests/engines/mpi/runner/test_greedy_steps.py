@@ -1,5 +1,5 @@
-"""Greedy sequences whose weights cannot all be screened, and vocabularies that ranks share unevenly: the token stays
-the one with the largest of all logits."""
+"""Greedy sequences on ranks whose logits cannot all be bounded, and vocabularies that ranks share unevenly: the token
+stays the one with the largest of all logits."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def _both_ways(model: Path, degree: int, vocab_size: int) -> tuple[StepResult, S
             found.append(run_plan(runner, maker.plan(prompts, wants)))
         return found
 
-    (full, screened), *_ = run_ranks(degree, rank)
-    return full, screened
+    (full, bounded), *_ = run_ranks(degree, rank)
+    return full, bounded
 
 
-def _check(full: StepResult, screened: StepResult) -> None:
+def _check(full: StepResult, bounded: StepResult) -> None:
     assert full.logits is not None
     expected = full.logits.argmax(dim=1).tolist()
-    assert {row: found.token_id for row, found in screened.greedy_tokens.items()} == dict(
+    assert {row: found.token_id for row, found in bounded.greedy_tokens.items()} == dict(
         enumerate(expected[:-1])
     )
-    assert screened.logits is not None
-    assert torch.equal(screened.logits, full.logits[-1:])
+    assert bounded.logits is not None
+    assert torch.equal(bounded.logits, full.logits[-1:])
 
 
 @pytest.mark.parametrize("vocab_size", [97, 130, 4])
@@ -81,7 +81,7 @@ def test_few_greedy_rows_share_the_head_with_rows_that_need_all_logits(
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
-def test_ranks_agree_on_the_head_if_weights_of_one_cannot_be_screened(
+def test_ranks_agree_on_the_head_if_logits_of_one_cannot_be_bounded(
     tmp_path: Path, degree: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last rank's share has a weight that is too large for bounds."""

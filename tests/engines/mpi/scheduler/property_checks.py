@@ -45,7 +45,7 @@ class Checks:
     """Requests that may still join the current static batch, in the order in which they join."""
     _ordered: bool = True
     """Whether the order of `_batch` is known."""
-    _most_seqs: int = 0
+    _max_seqs: int = 0
     _decode_steps: int = 0
     _steps_without_progress: int = 0
     _overtakers: dict[str, set[str]] = field(default_factory=dict)
@@ -261,8 +261,8 @@ class Checks:
     ) -> None:
         """While a request waits, the service of two tenants differs by at most a few times what one can have in a
         batch: the paper's bound, plus slack for earlier service and for a batch that is filled in one step."""
-        self._most_seqs = max(self._most_seqs, settings.max_num_seqs)
-        most = max(PROMPT_WEIGHT * self.longest_prompt, OUTPUT_WEIGHT * self.longest_output * self._most_seqs)
+        self._max_seqs = max(self._max_seqs, settings.max_num_seqs)
+        most = max(PROMPT_WEIGHT * self.longest_prompt, OUTPUT_WEIGHT * self.longest_output * self._max_seqs)
         for subject in (*admitted, *waiting[:1]):
             tenant = subject.request.tenant
             if any(s.request.tenant == tenant and s.order < subject.order for s in waiting):

@@ -210,9 +210,9 @@ def test_each_beam_takes_a_place_before_the_queue_counts() -> None:
 @pytest.mark.parametrize("bad", [0, 3])
 def test_a_failing_beam_ends_only_its_own_request(bad: int) -> None:
     lab = _lab(max_num_seqs=8)
-    neighbour = make_request("b", [4, 5, 6], 10)
+    neighbor = make_request("b", [4, 5, 6], 10)
     lab.scheduler.add(beam_request("a", [1, 2, 3], 4, 20))
-    lab.scheduler.add(neighbour)
+    lab.scheduler.add(neighbor)
     outputs = [output for _ in range(3) for output in lab.step()[1]]
     step = lab.scheduler.schedule()
     assert step is not None
@@ -226,7 +226,7 @@ def test_a_failing_beam_ends_only_its_own_request(bad: int) -> None:
     lab.scheduler.check()
     while lab.scheduler.has_work:
         outputs += lab.step()[1]
-    _check_result(neighbour, [output for output in outputs if output.id == "b"])
+    _check_result(neighbor, [output for output in outputs if output.id == "b"])
     assert lab.blocks.num_used == 0
 
 

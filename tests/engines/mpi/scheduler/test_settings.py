@@ -30,8 +30,8 @@ def _refused(changes: dict[str, SettingValue], settings: SchedulerSettings = _SE
             {"chunked_prefill": False},
             ["given false", "at most 64 tokens", "up to 256 tokens", "max_model_len"],
         ),
-        ({"max_num_seqs": 9}, ["given 9", "at most 8", "profiled"]),
-        ({"max_num_batched_tokens": 65}, ["given 65", "at most 64", "profiled"]),
+        ({"max_num_seqs": 9}, ["given 9", "at most 8", "memory was reserved"]),
+        ({"max_num_batched_tokens": 65}, ["given 65", "at most 64", "memory was reserved"]),
     ],
 )
 def test_a_change_that_allows_a_larger_step_than_profiled_is_refused(

@@ -142,7 +142,7 @@ class Lab:
         self.workers.append(FakeWorker(number))
         return self.workers[-1]
 
-    # The front, as the dispatcher sees it
+    # The engine socket, as the dispatcher sees it
 
     def receive(self, timeout: float) -> Iterator[tuple[bytes, ToEngine]]:
         yield from self._test.switch()

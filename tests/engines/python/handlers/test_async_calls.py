@@ -73,7 +73,7 @@ def stream() -> Iterator[BlockingStream]:
     stream.released.set()
 
 
-def test_a_cancelled_stream_ends_only_with_its_thread_if_too_many_threads_are_left(
+def test_a_canceled_stream_ends_only_with_its_thread_if_too_many_threads_are_left(
     monkeypatch: pytest.MonkeyPatch, stream: BlockingStream
 ) -> None:
     monkeypatch.setattr(async_calls, "MAX_CALLS", 1)
@@ -110,7 +110,7 @@ def test_a_finalizer_runs_once_whether_or_not_the_output_can_be_sent(output: Cal
     assert finished == ["n"]
 
 
-def test_the_finalizer_of_a_cancelled_stream_runs_once_its_thread_has_returned(
+def test_the_finalizer_of_a_canceled_stream_runs_once_its_thread_has_returned(
     stream: BlockingStream,
 ) -> None:
     finished: list[bool] = []

@@ -48,13 +48,13 @@ def test_outputs_of_a_generator_are_streamed(engine: HandlerEngine) -> None:
     assert engine.invoke({"do": "iterate", "inputs": "to be"}).body == b"tobe"
 
 
-def test_a_call_whose_client_disconnects_is_cancelled(engine: HandlerEngine, tmp_path: Path) -> None:
+def test_a_call_whose_client_disconnects_is_canceled(engine: HandlerEngine, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     reply = engine.invoke({"do": "tell", "path": str(mark)})
     # Messages of one client arrive in order, so the first call has begun when this one returns.
     assert engine.invoke({"inputs": "ab"}).json()["text"] == "ba"
     engine.client.abort(reply.name, AbortReason.CLIENT_LEFT)
-    wait_until(lambda: mark.exists() and mark.read_text() == "cancelled")
+    wait_until(lambda: mark.exists() and mark.read_text() == "canceled")
     wait_until(lambda: engine.stats().gauges["lmi_requests_running"] == 0)
 
 

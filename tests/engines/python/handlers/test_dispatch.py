@@ -11,7 +11,7 @@ from engines.core import AbortReason
 from engines.health import EngineState
 from engines.invocations import Invocation
 from engines.python.handlers.dispatch import GROW_AGAIN_SECONDS
-from engines.python.request_loop import MAX_DEATHS, REACTION_SECONDS, EngineFailed
+from engines.python.request_loop import MAX_CRASHES, REACTION_SECONDS, EngineFailed
 from engines.wire import Abort, Drain, Invoke
 from tests.engines.mpi.fakes import CLIENT
 from tests.engines.python.handlers.dispatch_lab import FakeWorker, Lab, invoke
@@ -244,7 +244,7 @@ def test_an_extra_worker_that_cannot_load_is_dropped_and_retried_later(tmp_path:
     (first,) = lab.workers
     first.ready(accepts_concurrent_calls=False)
     lab.turn(invoke("a", "b"))
-    for tries in range(1, MAX_DEATHS + 2):
+    for tries in range(1, MAX_CRASHES + 2):
         assert len(lab.workers) == 1 + tries
         extra = lab.workers[-1]
         assert extra.number == 1
@@ -331,17 +331,17 @@ def test_a_worker_that_ends_while_idle_again_and_again_stops_the_engine(tmp_path
         worker.ready(accepts_concurrent_calls=False)
         lab.turn()
 
-    for _ in range(MAX_DEATHS - 1):
+    for _ in range(MAX_CRASHES - 1):
         crash()
     lab.turn(invoke("a"))
     worker.answer("a")
     lab.turn()
-    for _ in range(MAX_DEATHS - 1):
+    for _ in range(MAX_CRASHES - 1):
         crash()
     with pytest.raises(EngineFailed, match="worker 0 ended while idle"):
         crash()
     assert lab.errors == {"a": ""}
-    assert worker.restarts == 2 * (MAX_DEATHS - 1)
+    assert worker.restarts == 2 * (MAX_CRASHES - 1)
 
 
 def test_a_working_worker_does_not_hide_another_that_cannot_load(tmp_path: Path) -> None:

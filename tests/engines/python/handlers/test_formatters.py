@@ -14,8 +14,10 @@ from djl_python.request_io import RequestInput, TextInput
 from transformers import BatchEncoding
 
 from engines.python.handlers.formatters import Formatters
+from tests.docs.pages import read
 from tests.engines.python.handlers.line import load_file, make_input
 from tests.lmi_server.fakes import build_model_folder
+from tests.support.paths import REPO_ROOT
 
 RECORDS = [{"token": {"id": 5}}, {"token": {"id": 6}}]
 TOKENS = [
@@ -240,3 +242,16 @@ def test_the_sum_of_unknown_log_probabilities_is_not_a_number() -> None:
         "output", [{**ANSWER, "sequences": [{"tokens": tokens, "finish_reason": "length"}]}]
     )
     assert all(math.isnan(json.loads(line)["log_prob"]) for line in text.splitlines())
+
+
+def test_output_formatters_in_the_documentation(tmp_path: Path) -> None:
+    results = []
+    for number, block in enumerate(read(REPO_ROOT / "docs/handlers.md").blocks("python")):
+        (tmp_path / f"example{number}.py").write_text(block.text, encoding="utf-8")
+        results.append(_load(str(tmp_path / f"example{number}.py"))("output", [ANSWER]))
+    records = [{**record, "source": "my-endpoint"} for record in RECORDS]
+    assert results[:2] == [records, ["5: a\n6: b (length)\n"]]
+    (text,) = results[2]
+    first, last = [{key: token[key] for key in ("id", "text", "log_prob")} for token in TOKENS]
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert lines == [{"token": first}, {"token": last, "generated_text": " a b"}]

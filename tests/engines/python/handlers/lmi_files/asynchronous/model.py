@@ -29,7 +29,7 @@ async def wait_and_record_cancellation(path: str):
         await asyncio.sleep(3600)
     finally:
         with open(path, "w") as file:
-            file.write("cancelled")
+            file.write("canceled")
 
 
 async def chunks(words):

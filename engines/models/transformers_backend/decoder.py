@@ -12,10 +12,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from engines.kv_cache import KvCache
 from engines.layers.step_attention import StepAttention
-from engines.models.foreign.paged_layer import StepState
+from engines.models.transformers_backend.paged_layer import StepState
 
 
-class ForeignDecoder:
+class TransformersDecoder:
     """One rank's part of a model. See `engines.models.decoder.Model`."""
 
     largest_logits = None

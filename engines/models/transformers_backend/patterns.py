@@ -99,7 +99,7 @@ def gate_activation(
             computed = module(x.clone())
         # The module may scale or normalize its input first.
         unchanged = all(torch.equal(each.input, x) for each in replacements)
-    except Exception:  # foreign code on inputs that it may not expect
+    except Exception:  # the model's code on inputs that it may not expect
         return None
     finally:
         for name, child in children.items():

@@ -15,18 +15,18 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.olmoe.modeling_olmoe import OlmoeRMSNorm
 
 import lmi_kernels
-from engines.models.foreign.build import _Builder, build
-from engines.models.foreign.description import describe
-from engines.models.foreign.patterns import rounds_before_weight
-from engines.models.foreign.split_norm import SplitNorm
 from engines.models.parts import Parts
+from engines.models.transformers_backend.build import _Builder, build
+from engines.models.transformers_backend.description import describe
+from engines.models.transformers_backend.patterns import rounds_before_weight
+from engines.models.transformers_backend.split_norm import SplitNorm
 from engines.models.weights import WeightReader
 from engines.parallel import Communicator
 from engines.stopwatch import Stopwatch
 from lmi_kernels.cpu import Storage
-from tests.support.foreign_models import differences, foreign_runner, save_foreign
 from tests.support.seeds import fresh_generator
 from tests.support.thread_ranks import run_ranks
+from tests.support.transformers_models import differences, save_transformers_model, transformers_runner
 
 
 @pytest.mark.parametrize("kind", [Olmo2RMSNorm, OlmoeRMSNorm])
@@ -39,7 +39,7 @@ def test_a_norm_over_all_heads_rounds_as_the_original(kind: type[torch.nn.Module
 
 
 def test_ranks_read_their_weights_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_foreign(tmp_path, "starcoder2")
+    save_transformers_model(tmp_path, "starcoder2")
     barrier = threading.Barrier(2, timeout=200)
     fill = _Builder.fill
 
@@ -48,13 +48,13 @@ def test_ranks_read_their_weights_concurrently(tmp_path: Path, monkeypatch: pyte
         fill(builder)
 
     monkeypatch.setattr(_Builder, "fill", fill_after_barrier)
-    assert len(run_ranks(2, lambda comm: foreign_runner(tmp_path, comm))) == 2
+    assert len(run_ranks(2, lambda comm: transformers_runner(tmp_path, comm))) == 2
 
 
 def test_weights_are_filled_while_another_module_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_foreign(tmp_path, "starcoder2")
+    save_transformers_model(tmp_path, "starcoder2")
     fill = _Builder.fill
 
     def fill_during_build(builder: _Builder) -> None:
@@ -68,7 +68,7 @@ def test_weights_are_filled_while_another_module_is_built(
 
 
 def test_tensors_that_transformers_keeps_in_fp32_are_not_rounded(tmp_path: Path) -> None:
-    save_foreign(tmp_path, "glm4_moe")
+    save_transformers_model(tmp_path, "glm4_moe")
     file, name = tmp_path / "model.safetensors", "model.layers.1.mlp.gate.e_score_correction_bias"
     tensors, bias = load_file(file), 7.5 + 0.01 * torch.arange(4)
     assert tensors[name].shape == bias.shape
@@ -83,7 +83,7 @@ def test_tensors_that_transformers_keeps_in_fp32_are_not_rounded(tmp_path: Path)
 
 @pytest.mark.usefixtures("native_kernels")
 def test_routers_are_not_quantized(tmp_path: Path) -> None:
-    save_foreign(tmp_path, "afmoe")
+    save_transformers_model(tmp_path, "afmoe")
     pack = partial(lmi_kernels.pack, storage=Storage.INT8)
     weights = WeightReader(tmp_path, torch.float32, None, torch.device("cpu"), pack)
     model = build(Parts(describe(tmp_path), weights, Communicator(), Stopwatch(time.perf_counter)))

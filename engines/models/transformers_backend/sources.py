@@ -16,7 +16,7 @@ from engines.models.config.library import (
     find_modeling,
     type_defaults,
 )
-from engines.models.foreign.split import NORMS_OF_ALL_HEADS, with_split_norms
+from engines.models.transformers_backend.split import NORMS_OF_ALL_HEADS, with_split_norms
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ CHECK_SECONDS = 1.0
 reveals that a client is gone."""
 
 
-class Front:
+class EngineSocket:
     """Socket that receives messages and sends outputs. One thread.
 
     Sending never blocks: ZeroMQ queues messages that a client has not read yet. `send` reports a client that is gone.

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.core_lab import CoreLab, Mode, greedy, run_all
-from tests.support.foreign_models import save_foreign
 from tests.support.seeds import fresh_generator, integers
 from tests.support.tiny_models import VOCAB_SIZE
+from tests.support.transformers_models import save_transformers_model
 
 TIGHT = Mode(max_num_seqs=5, max_prefill_tokens=16, max_num_batched_tokens=16, num_blocks=14)
 MODES = {
@@ -22,7 +22,7 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_tokens_match_those_of_the_request_alone(mode: Mode, tmp_path: Path) -> None:
-    save_foreign(tmp_path, "olmo3", hidden_size=96, intermediate_size=64)
+    save_transformers_model(tmp_path, "olmo3", hidden_size=96, intermediate_size=64)
     lab = CoreLab(
         tmp_path,
         tmp_path,

@@ -1,4 +1,11 @@
-"""200 requests, a third of the clients leaving: every other answer right, all blocks free or cached."""
+"""200 requests, a third of the clients disconnect: every other answer right, all blocks free or cached.
+
+48 clients at a time send 200 seeded requests to a server whose batch holds 32, so some have to wait. Every third
+client closes its connection: in the middle of a stream at a random record, or after a random time, possibly
+before its request runs. Clients that have received their whole answer before disconnecting count as answered. All
+complete answers must have exactly the tokens that the same prompt gave alone before. Afterwards `/metrics` must show
+`lmi_kv_blocks_free + lmi_kv_blocks_cached == lmi_kv_blocks_total`, and no running or waiting requests.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +52,7 @@ def is_right(ask: ClientRequest, outcome: Outcome, reference: Outcome) -> bool:
 def verify(lab: Lab, report: Report) -> None:
     texts = [answer.text for answer in oracle(lab.model, ALL)]
     asks = make_asks(texts)
-    with lab.server("leaving", paged_attention=True, max_rolling_batch_size=32) as server:
+    with lab.server("disconnects", paged_attention=True, max_rolling_batch_size=32) as server:
         client = server.client
         alone = {text: client.generate(text, max_new_tokens=64) for text in texts}
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from engines.models.config import UnsupportedModel
-from engines.models.foreign.description import describe
-from engines.models.foreign.split import SplitPlan, TensorSplit, why_not_split
 from engines.models.tensor_files import BadCheckpoint
+from engines.models.transformers_backend.description import describe
+from engines.models.transformers_backend.split import SplitPlan, TensorSplit, why_not_split
 from engines.partition import Shard
 from tests.engines.models.conftest import LoneRank
-from tests.support.foreign_models import foreign_runner, save_foreign
+from tests.support.transformers_models import save_transformers_model, transformers_runner
 
 OLMO2 = {
     "architectures": ["Olmo2ForCausalLM"],
@@ -121,11 +121,19 @@ def test_rope_scaling_extends_the_longest_sequence(
         ("GPTBigCodeForCausalLM", "gpt_bigcode", "its code also implements cross-attention"),
         ("Gemma4ForCausalLM", "gemma4_text", "its layers share keys and values"),
         ("DeepseekV4ForCausalLM", "deepseek_v4", "its cache has a state of its own"),
-        ("PhiForCausalLM", "phi-msft", "no PhiForCausalLM of model type 'phi-msft'"),
+        (
+            "PhiForCausalLM",
+            "phi-msft",
+            "transformers does not implement PhiForCausalLM for model_type 'phi-msft'",
+        ),
         ("Qwen3NextForCausalLM", "qwen3_next", "recurrent layers"),
         ("GptOssForCausalLM", "gpt_oss", "experts are not implemented like"),
         ("Llama4ForCausalLM", "llama4_text", "chunked attention"),
-        ("Olmo2ForCausalLM", "bert", "no Olmo2ForCausalLM of model type 'bert'"),
+        (
+            "Olmo2ForCausalLM",
+            "bert",
+            "transformers does not implement Olmo2ForCausalLM for model_type 'bert'",
+        ),
         ("Olmo3ForCausalLM", "olmo3", "no field 'layer_types'"),
         ("ModernBertDecoderForCausalLM", "modernbert-decoder", "no field 'sliding_window'"),
     ],
@@ -173,23 +181,23 @@ def test_unsupported_fields_are_refused_with_a_reason(
     ],
 )
 def test_weight_bytes_predicts_the_weights_of_rank_0(name: str, degree: int, tmp_path: Path) -> None:
-    save_foreign(tmp_path, name)
-    runner = foreign_runner(tmp_path, LoneRank(0, degree))
+    save_transformers_model(tmp_path, name)
+    runner = transformers_runner(tmp_path, LoneRank(0, degree))
     assert describe(tmp_path).weight_bytes(4, degree) == runner.report.owned_bytes
 
 
 def test_shapes_that_differ_from_config_json_are_reported_when_the_model_is_loaded(tmp_path: Path) -> None:
-    save_foreign(tmp_path, "starcoder2")
+    save_transformers_model(tmp_path, "starcoder2")
     whole = describe(tmp_path).weight_bytes(4)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_key_value_heads": 2}))
     assert describe(tmp_path).weight_bytes(4, 2) < whole
     with pytest.raises(BadCheckpoint, match=r"k_proj.weight' has 24.* and .*v_proj.weight' has 24"):
-        foreign_runner(tmp_path, LoneRank(0, 2))
+        transformers_runner(tmp_path, LoneRank(0, 2))
 
 
 def test_layers_of_multi_token_prediction_are_not_counted(tmp_path: Path) -> None:
-    save_foreign(tmp_path, "glm4_moe")
+    save_transformers_model(tmp_path, "glm4_moe")
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     last = {name: each for name, each in tensors.items() if ".layers.1." in name}
@@ -197,7 +205,7 @@ def test_layers_of_multi_token_prediction_are_not_counted(tmp_path: Path) -> Non
         tensors |= {name.replace("layers.1", further): each.clone() for name, each in last.items()}
     tensors["model.layers.2.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, file, {"format": "pt"})
-    assert describe(tmp_path).weight_bytes(4) == foreign_runner(tmp_path).report.owned_bytes
+    assert describe(tmp_path).weight_bytes(4) == transformers_runner(tmp_path).report.owned_bytes
 
 
 def test_an_untied_embedding_and_norms_are_not_int8(tmp_path: Path) -> None:
@@ -212,7 +220,7 @@ def test_an_untied_embedding_and_norms_are_not_int8(tmp_path: Path) -> None:
 
 
 def test_routers_are_not_int8(tmp_path: Path) -> None:
-    save_foreign(tmp_path, "afmoe")
+    save_transformers_model(tmp_path, "afmoe")
     config = describe(tmp_path)
     others = tuple(each for each in config.tensors if not each[0].endswith("router.gate.weight"))
     assert len(others) == len(config.tensors) - 1

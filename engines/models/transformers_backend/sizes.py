@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engines.models.config.description import ExpertsConfig
 from engines.models.config.fields import Fields
-from engines.models.foreign.sources import Source
+from engines.models.transformers_backend.sources import Source
 
 _GATES = ("gate_proj", "gate_up_proj", "input_linear")
 """Names of an MLP's gate, alone or with the up projection, in transformers' code."""

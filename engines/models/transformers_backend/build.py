@@ -12,22 +12,29 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import lmi_kernels
 from engines.layers.embedding import VocabParallelEmbedding, VocabParallelHead
-from engines.models.foreign.decoder import ForeignDecoder
-from engines.models.foreign.description import ForeignConfig
-from engines.models.foreign.experts import DOWN, GATE_UP, PackedExperts, experts_activation
-from engines.models.foreign.linears import Embedding, FusedLinear, FusedLinears, Head, PackedLinear, PackedMlp
-from engines.models.foreign.paged_layer import NAME, PagedLayer, StepState
-from engines.models.foreign.patterns import (
+from engines.models.parts import Parts, down_columns, embedding_factor, gate_up_rows
+from engines.models.tensor_files import BadCheckpoint
+from engines.models.transformers_backend.decoder import TransformersDecoder
+from engines.models.transformers_backend.description import TransformersModelConfig
+from engines.models.transformers_backend.experts import DOWN, GATE_UP, PackedExperts, experts_activation
+from engines.models.transformers_backend.linears import (
+    Embedding,
+    FusedLinear,
+    FusedLinears,
+    Head,
+    PackedLinear,
+    PackedMlp,
+)
+from engines.models.transformers_backend.paged_layer import NAME, PagedLayer, StepState
+from engines.models.transformers_backend.patterns import (
     embedding_scale,
     epsilon,
     gate_activation,
     native_norm,
     rounds_before_weight,
 )
-from engines.models.foreign.renames import stored_names
-from engines.models.foreign.split_norm import SplitNorm
-from engines.models.parts import Parts, down_columns, embedding_factor, gate_up_rows
-from engines.models.tensor_files import BadCheckpoint
+from engines.models.transformers_backend.renames import stored_names
+from engines.models.transformers_backend.split_norm import SplitNorm
 from engines.partition import Shard, split_evenly
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -44,14 +51,14 @@ _building = threading.Lock()
 """Lock for building: accelerate patches `nn.Module.register_parameter`, and tests run several ranks in one process."""
 
 
-def build(parts: Parts) -> ForeignDecoder:
-    """Build this rank's part of the model that `parts.config`, a `ForeignConfig`, describes.
+def build(parts: Parts) -> TransformersDecoder:
+    """Build this rank's part of the model that `parts.config`, a `TransformersModelConfig`, describes.
 
     Raises:
         BadCheckpoint: a weight is missing or has another shape.
     """
     config = parts.config
-    if not isinstance(config, ForeignConfig):
+    if not isinstance(config, TransformersModelConfig):
         raise TypeError("a module of transformers needs its own description")
     with _building:
         module = _empty_module(config)
@@ -59,10 +66,10 @@ def build(parts: Parts) -> ForeignDecoder:
     module.to(parts.weights.device)  # moves the buffers; parameters are already there
     step_state = StepState()
     _attach_layers(module, parts, config, step_state)
-    return ForeignDecoder(module, step_state, parts.comm.rank == 0)
+    return TransformersDecoder(module, step_state, parts.comm.rank == 0)
 
 
-def _empty_module(config: ForeignConfig) -> Any:
+def _empty_module(config: TransformersModelConfig) -> Any:
     """Build the module with real buffers and without parameters."""
     described = AutoConfig.from_pretrained(config.folder)
     with init_empty_weights(include_buffers=False):
@@ -75,7 +82,7 @@ def _empty_module(config: ForeignConfig) -> Any:
 class _Builder:
     """Fills one rank's module with weights. Each weight is read by its name in the module."""
 
-    def __init__(self, parts: Parts, config: ForeignConfig, module: Any) -> None:
+    def __init__(self, parts: Parts, config: TransformersModelConfig, module: Any) -> None:
         self._weights = parts.weights
         self._comm = parts.comm
         self._config = config
@@ -291,7 +298,9 @@ class _Builder:
         return self._module.get_submodule(owner), name
 
 
-def _attach_layers(module: nn.Module, parts: Parts, config: ForeignConfig, step_state: StepState) -> None:
+def _attach_layers(
+    module: nn.Module, parts: Parts, config: TransformersModelConfig, step_state: StepState
+) -> None:
     """Attach each attention module to its layer of the KV cache, by the module's `layer_idx`."""
     share = config.split_plan(parts.comm.world_size, parts.comm.rank).head_share
     counts = share.queries.size, share.kv_heads.size

@@ -14,7 +14,7 @@ from engines.layers.attention_params import AttentionParams
 from engines.layers.native_step_attention import NativeStepAttention
 from engines.layers.step_attention import StepAttention
 from engines.models.config import AttentionSpec
-from engines.models.foreign.late_rotary import LateRotary, StepAngles, UnsupportedAttention
+from engines.models.transformers_backend.late_rotary import LateRotary, StepAngles, UnsupportedAttention
 from engines.stopwatch import Stopwatch
 
 NAME = "lmi"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from engines.models.foreign.patterns import gate_activation
+from engines.models.transformers_backend.patterns import gate_activation
 
 
 class _GatedMlp(nn.Module):

@@ -9,7 +9,7 @@ from torch import nn
 
 import lmi_kernels
 from engines.layers.collectives import all_reduce
-from engines.models.foreign.patterns import activation_of, numbers
+from engines.models.transformers_backend.patterns import activation_of, numbers
 from engines.parallel import Communicator
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"

@@ -15,9 +15,9 @@ from engines.models.config.description import NormSpec, linear_bytes
 from engines.models.config.fields import Fields, config_json
 from engines.models.config.library import class_source
 from engines.models.config.selection import with_architecture
-from engines.models.foreign.sizes import has_gate, latent_attention, read_experts
-from engines.models.foreign.sources import Source, causal_architectures, find_source, known_type
-from engines.models.foreign.split import SplitPlan, why_not_split
+from engines.models.transformers_backend.sizes import has_gate, latent_attention, read_experts
+from engines.models.transformers_backend.sources import Source, causal_architectures, find_source, known_type
+from engines.models.transformers_backend.split import SplitPlan, why_not_split
 from engines.models.weight_files import stored_tensors
 from engines.partition import split_evenly
 
@@ -56,7 +56,7 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignConfig(ModelConfig):
+class TransformersModelConfig(ModelConfig):
     """The shape of a model that runs as a transformers module."""
 
     folder: Path
@@ -108,8 +108,8 @@ class ForeignConfig(ModelConfig):
         total = 0.0
         for name, shape in self.tensors:
             size, width = self._part(split, name, shapes), shape[-1] if len(shape) > 1 else 1
-            quantised = int8 and len(shape) > 1 and name != embedding and not self.is_router(shape)
-            total += linear_bytes(size / width, width, element, quantised)
+            quantized = int8 and len(shape) > 1 and name != embedding and not self.is_router(shape)
+            total += linear_bytes(size / width, width, element, quantized)
         return round(total)
 
     def is_router(self, shape: tuple[int, ...]) -> bool:
@@ -117,7 +117,7 @@ class ForeignConfig(ModelConfig):
         counts = (self.experts.num_experts, 1) if self.experts else ()
         return shape in [(count, self.hidden_size) for count in counts]
 
-    def screen_bytes(self, ranks: int = 1) -> int:
+    def logit_bounds_bytes(self, ranks: int = 1) -> int:
         """Heads of transformers compute all logits."""
         return 0
 
@@ -164,7 +164,7 @@ def unsupported_reason(source: Source) -> str:
     return "it takes inputs other than text" if re.search(_OTHER_INPUTS, own) else ""
 
 
-def describe(folder: Path) -> ForeignConfig:
+def describe(folder: Path) -> TransformersModelConfig:
     """Read `folder/config.json` as transformers would.
 
     Raises:
@@ -189,9 +189,13 @@ def _source(architecture: str, model_type: str) -> Source:
         raise UnsupportedModel(f"transformers has no causal language model {architecture}")
     source = find_source(architecture, model_type) if known_type(model_type) else None
     if source is None:
-        raise UnsupportedModel(f"transformers has no {architecture} of model type {model_type!r}")
+        raise UnsupportedModel(
+            f"transformers does not implement {architecture} for model_type {model_type!r}"
+        )
     if reason := unsupported_reason(source):
-        raise UnsupportedModel(f"{architecture} cannot run on this engine's cache: {reason}")
+        raise UnsupportedModel(
+            f"engine=MPI cannot use transformers' implementation of {architecture}: {reason}"
+        )
     return source
 
 
@@ -225,7 +229,7 @@ def _require_plain(architecture: str, data: Mapping[str, Any]) -> None:
         )
 
 
-def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
+def _make_config(folder: Path, fields: Fields, source: Source) -> TransformersModelConfig:
     hidden_size, num_layers = fields.count("hidden_size"), fields.count("num_hidden_layers")
     heads, kv_heads = fields.heads("num_key_value_heads")
     head_dim = fields.count("head_dim", hidden_size // heads)
@@ -233,7 +237,7 @@ def _make_config(folder: Path, fields: Fields, source: Source) -> ForeignConfig:
         # With latent attention each query head has its own keys and values.
         kv_heads, head_dim = heads, fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim")
     experts, shared_width = read_experts(fields, source, num_layers)
-    return ForeignConfig(
+    return TransformersModelConfig(
         architecture=source.architecture,
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden_size,
@@ -293,5 +297,5 @@ def _layer_types(fields: Fields, source: Source, num_layers: int) -> list[str]:
         return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(num_layers)]
     if "use_sliding_window" in source.defaults or not fields.has("max_window_layers"):
         raise KeyError("layer_types")
-    first = fields.count("max_window_layers", least=0)
+    first = fields.count("max_window_layers", minimum=0)
     return ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from engines.models.foreign.description import describe
+from engines.models.transformers_backend.description import describe
 from engines.mpi.runner.loading import LoadedModel
 from engines.parallel import Communicator
 from tests.support.plans import plans_in_chunks, run_plans
@@ -48,7 +48,7 @@ _LATENT = {
     "head_dim": 4,
 }
 
-FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
+TRANSFORMERS_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {}),
     "starcoder2-window": ("starcoder2", {"sliding_window": 8, "use_bias": False}),
     "olmo2": ("olmo2", {}),
@@ -122,9 +122,9 @@ FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
 """Model type in transformers and changes to `_SHAPE`, by name."""
 
 
-def save_foreign(folder: Path, name: str, seed: int = 0, **changes: Any) -> None:
-    """Save a random checkpoint of one of `FOREIGN`, with `changes` to its config."""
-    model_type, own = FOREIGN[name]
+def save_transformers_model(folder: Path, name: str, seed: int = 0, **changes: Any) -> None:
+    """Save a random checkpoint of one of `TRANSFORMERS_MODELS`, with `changes` to its config."""
+    model_type, own = TRANSFORMERS_MODELS[name]
     # A copy, since transformers modifies the dictionaries that it gets.
     save_random(folder, AutoConfig.for_model(model_type, **deepcopy(_SHAPE | own | changes)), seed=seed)
 
@@ -143,7 +143,7 @@ ONE_RANK |= {"minicpm3", "youtu", "afmoe", "biogpt"}
 
 
 def degrees(folder: Path, name: str) -> tuple[int, ...]:
-    """Return the tensor-parallel degrees at which one of `FOREIGN` is compared."""
+    """Return the tensor-parallel degrees at which one of `TRANSFORMERS_MODELS` is compared."""
     assert (name in ONE_RANK) == bool(describe(folder).one_rank_only), f"{name}: split over ranks or not"
     return (1,) if name in ONE_RANK else (1, 2, 3)
 
@@ -169,7 +169,7 @@ def differences(folder: Path, degree: int = 1) -> tuple[float, bool]:
     return worst, same
 
 
-def foreign_runner(folder: Path, comm: Communicator | None = None, **settings: Any) -> LoadedModel:
+def transformers_runner(folder: Path, comm: Communicator | None = None, **settings: Any) -> LoadedModel:
     return make_runner(folder, comm, impl="transformers", **settings)
 
 
@@ -178,5 +178,5 @@ def _run(
 ) -> dict[tuple[int, int], torch.Tensor]:
     plans = plans_in_chunks(prompts, TABLES, chunks)
     if degree == 1:
-        return run_plans(foreign_runner(folder), plans)
-    return run_ranks(degree, lambda comm: run_plans(foreign_runner(folder, comm), plans))[0]
+        return run_plans(transformers_runner(folder), plans)
+    return run_ranks(degree, lambda comm: run_plans(transformers_runner(folder, comm), plans))[0]

@@ -12,7 +12,7 @@ class DeadlineReached(Exception):
     """A call of `generate` has reached its deadline. Raised in the middle of a step."""
 
 
-class Pulse:
+class HeartbeatHook:
     """Writes heartbeats and enforces the deadline of the running call of `generate`.
 
     `clock` is `time.monotonic` except in tests.

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engines.models.foreign.description import describe
+from engines.models.transformers_backend.description import describe
 
 _LATENT = {
     "q_lora_rank": 24,

@@ -1,5 +1,11 @@
-"""100,000 names, the last one double: refused within 0.5 s; 4,000 idle and trickling connections: p95 of
-/ping at most 100 ms, 20 good requests answered."""
+"""Slow and malicious clients: 100,000 names refused in 0.5 s; /ping stays fast beside 4,000 slow connections.
+
+Bodies of 64 MiB that are costly to parse are refused or parsed while `/ping` is requested continuously
+on new connections; no response may take longer than a second. The slow clients are a separate process
+(`tests/support/slow_clients.py`): a quarter of the connections send nothing, a quarter stay open after one request,
+a quarter send their headers byte by byte, a quarter their body. Closed connections are reopened at once. Meanwhile
+one upload at 1.5 kB a second, which is slow but allowed, must succeed.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +162,7 @@ def judge_slow_clients(report: Report, server: Server) -> None:
 
 
 def verify(lab: Lab, report: Report) -> None:
-    with lab.server("front-door") as server:
+    with lab.server("slow-clients") as server:
         judge_bodies(report, server.client)
         judge_slow_clients(report, server)
         require_idle(report, server.client)

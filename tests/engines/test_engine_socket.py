@@ -1,4 +1,4 @@
-"""The front of rank 0, with plain ZeroMQ clients."""
+"""The engine's socket, with plain ZeroMQ clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import zmq
 
 from engines.client import EngineClient
 from engines.core import AbortReason, FinishReason, RequestOutput
-from engines.front import Front
+from engines.engine_socket import EngineSocket
 from engines.health import StatusBoard
 from engines.invocations import AnswerHead, Invocation, InvocationOutput
 from engines.wire import (
@@ -42,10 +42,10 @@ def address(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def front(address: str) -> Iterator[Front]:
-    front = Front(address)
-    yield front
-    front.close()
+def engine_socket(address: str) -> Iterator[EngineSocket]:
+    engine_socket = EngineSocket(address)
+    yield engine_socket
+    engine_socket.close()
 
 
 @pytest.fixture
@@ -70,22 +70,22 @@ def connect(address: str) -> Iterator[Connect]:
     context.term()
 
 
-def _receive(front: Front, count: int) -> list[tuple[bytes, ToEngine]]:
+def _receive(engine_socket: EngineSocket, count: int) -> list[tuple[bytes, ToEngine]]:
     """Receive until there are `count` messages."""
     messages: list[tuple[bytes, ToEngine]] = []
 
     def is_complete() -> bool:
-        messages.extend(front.receive(0.1))
+        messages.extend(engine_socket.receive(0.1))
         return len(messages) >= count
 
     wait_until(is_complete)
     return messages
 
 
-def _hello(front: Front, socket: zmq.Socket[bytes]) -> bytes:
-    """Make the front know this client. Return its name."""
+def _hello(engine_socket: EngineSocket, socket: zmq.Socket[bytes]) -> bytes:
+    """Make the engine know this client. Return its name."""
     socket.send(encode(Abort("hello", AbortReason.CLIENT_LEFT)))
-    ((client, _),) = _receive(front, 1)
+    ((client, _),) = _receive(engine_socket, 1)
     return client
 
 
@@ -96,106 +96,114 @@ def _next(socket: zmq.Socket[bytes]) -> Outputs:
     return message
 
 
-def test_messages_arrive_in_order_with_their_client(front: Front, connect: Connect) -> None:
+def test_messages_arrive_in_order_with_their_client(engine_socket: EngineSocket, connect: Connect) -> None:
     one, two = connect(), connect()
     sent = [Submit((make_request("a"),)), Abort("a", AbortReason.CLIENT_LEFT), GetStats(3), Drain(1.0)]
-    name_one, name_two = _hello(front, one), _hello(front, two)
+    name_one, name_two = _hello(engine_socket, one), _hello(engine_socket, two)
     assert name_one != name_two
     for message in sent:
         one.send(encode(message))
     two.send(encode(Abort("b", AbortReason.CLIENT_LEFT)))
-    received = _receive(front, 5)
+    received = _receive(engine_socket, 5)
     assert [message for client, message in received if client == name_one] == sent
     assert [message for client, message in received if client == name_two] == [
         Abort("b", AbortReason.CLIENT_LEFT)
     ]
 
 
-def test_garbage_is_dropped_and_later_messages_are_received(front: Front, connect: Connect) -> None:
+def test_garbage_is_dropped_and_later_messages_are_received(
+    engine_socket: EngineSocket, connect: Connect
+) -> None:
     socket = connect()
-    client = _hello(front, socket)
+    client = _hello(engine_socket, socket)
     socket.send(b"\xff\xfe garbage")
     socket.send(b"")
     socket.send_multipart([b"too", b"many", b"frames"])
     socket.send(encode(Outputs([])))
     socket.send(encode(Abort("good", AbortReason.CLIENT_LEFT)))
-    assert _receive(front, 1) == [(client, Abort("good", AbortReason.CLIENT_LEFT))]
+    assert _receive(engine_socket, 1) == [(client, Abort("good", AbortReason.CLIENT_LEFT))]
 
 
 def test_a_request_above_the_limit_fails_alone(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("front", "client"):
+    for module in ("engine_socket", "client"):
         monkeypatch.setattr(f"engines.{module}.MAX_MESSAGE_BYTES", 10_000)
     monkeypatch.setattr("engines.health.STALE_AFTER_SECONDS", 1e9)
     StatusBoard.create(tmp_path / "status", 1).beat(0)
-    front, web_process = Front(address), EngineClient(address, tmp_path / "status")
+    engine_socket, web_process = EngineSocket(address), EngineClient(address, tmp_path / "status")
 
     def invocation(name: str, size: int) -> Invocation:
         return Invocation(name, 0.0, {}, (("data", b"x" * size),))
 
     stream = web_process.invoke(invocation("small", 10))
-    ((client, _),) = _receive(front, 1)
+    ((client, _),) = _receive(engine_socket, 1)
     too_large = web_process.invoke(invocation("large", 10_000))
     error = too_large.next(0.0)
     web_process.invoke(invocation("next", 10))
-    ((same_client, message),) = _receive(front, 1)
+    ((same_client, message),) = _receive(engine_socket, 1)
     assert isinstance(message, Invoke)
     assert (same_client, message.invocation.id) == (client, "next"), "the connection has been closed"
     assert error is not None
     assert (error.error_kind, "at most 10000" in error.error_message) == ("invalid_request", True)
     output = InvocationOutput("small", AnswerHead(200, "OK", ()), b"ok", last=True)
-    assert front.send(client, InvocationOutputs([output]))
+    assert engine_socket.send(client, InvocationOutputs([output]))
     assert stream.next(200) == output
     web_process.close()
-    front.close()
+    engine_socket.close()
 
 
-def test_outputs_go_to_their_client_only(front: Front, connect: Connect) -> None:
+def test_outputs_go_to_their_client_only(engine_socket: EngineSocket, connect: Connect) -> None:
     one, two = connect(), connect()
-    name_one, name_two = _hello(front, one), _hello(front, two)
+    name_one, name_two = _hello(engine_socket, one), _hello(engine_socket, two)
     first = RequestOutput("a", (1,), (-0.5,))
     second = RequestOutput("b", (2,), finish_reason=FinishReason.LENGTH)
-    assert front.send(name_one, Outputs([first]))
-    assert front.send(name_two, Outputs([second]))
+    assert engine_socket.send(name_one, Outputs([first]))
+    assert engine_socket.send(name_two, Outputs([second]))
     assert _next(one).outputs == [first]
     assert _next(two).outputs == [second]
     assert not one.poll(0)
     assert not two.poll(0)
 
 
-def test_sending_to_a_disconnected_client_returns_false(front: Front, connect: Connect) -> None:
+def test_sending_to_a_disconnected_client_returns_false(
+    engine_socket: EngineSocket, connect: Connect
+) -> None:
     staying, leaving = connect(), connect()
-    name_staying, name = _hello(front, staying), _hello(front, leaving)
+    name_staying, name = _hello(engine_socket, staying), _hello(engine_socket, leaving)
     leaving.close()
 
     def is_detected() -> bool:
         # Any call that polls the socket detects the closed connection.
-        list(front.receive(0.01))
-        return not front.send(name, Outputs([RequestOutput("a", (1,))]))
+        list(engine_socket.receive(0.01))
+        return not engine_socket.send(name, Outputs([RequestOutput("a", (1,))]))
 
     wait_until(is_detected)
-    assert front.send(name_staying, Outputs([RequestOutput("b", (1,))]))
+    assert engine_socket.send(name_staying, Outputs([RequestOutput("b", (1,))]))
     assert _next(staying).outputs[0].id == "b"
 
 
 _NUM_MESSAGES = 6000
 
 
-def _fill(front: Front, client: bytes) -> None:
-    """Send far more messages than the queues and buffers between front and client can hold."""
+def _fill(engine_socket: EngineSocket, client: bytes) -> None:
+    """Send far more messages than the queues and buffers between the engine and the client can hold."""
     padding = "x" * 500
     for i in range(_NUM_MESSAGES):
-        assert front.send(client, Outputs([RequestOutput(str(i), error_kind="e", error_message=padding)]))
+        assert engine_socket.send(
+            client, Outputs([RequestOutput(str(i), error_kind="e", error_message=padding)])
+        )
 
 
 def test_a_slow_client_gets_all_outputs_in_order_and_does_not_delay_others(
-    front: Front, connect: Connect
+    engine_socket: EngineSocket, connect: Connect
 ) -> None:
     slow, quick = connect(receive_limit=1), connect()
-    name_slow, name_quick = _hello(front, slow), _hello(front, quick)
-    _fill(front, name_slow)
-    assert front.send(name_quick, Outputs([RequestOutput("quick")])), "a slow client must not delay others"
+    name_slow, name_quick = _hello(engine_socket, slow), _hello(engine_socket, quick)
+    _fill(engine_socket, name_slow)
+    assert engine_socket.send(name_quick, Outputs([RequestOutput("quick")])), (
+        "a slow client must not delay others"
+    )
     assert _next(quick).outputs[0].id == "quick"
     received = []
     for _ in range(_NUM_MESSAGES):
@@ -218,11 +226,11 @@ print(count)
 
 
 def test_unsent_outputs_are_sent_before_the_front_closes(
-    front: Front, address: str, monkeypatch: pytest.MonkeyPatch
+    engine_socket: EngineSocket, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The web process was stopped for a while: its socket buffers are full, but the connection is alive."""
     # A busy machine may take longer than the default.
-    monkeypatch.setattr("engines.front._CLOSE_SECONDS", 60.0)
+    monkeypatch.setattr("engines.engine_socket._CLOSE_SECONDS", 60.0)
     arguments = [
         sys.executable,
         "-c",
@@ -232,28 +240,28 @@ def test_unsent_outputs_are_sent_before_the_front_closes(
         str(_NUM_MESSAGES),
     ]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as reader:
-        ((client, _),) = _receive(front, 1)
+        ((client, _),) = _receive(engine_socket, 1)
         reader.send_signal(signal.SIGSTOP)
-        _fill(front, client)
+        _fill(engine_socket, client)
         reader.send_signal(signal.SIGCONT)
-        front.close()
+        engine_socket.close()
         assert reader.communicate(timeout=200)[0] == f"{_NUM_MESSAGES}\n"
 
 
 def test_a_client_that_does_not_read_cannot_block_closing(address: str, connect: Connect) -> None:
-    front = Front(address)
-    _fill(front, _hello(front, connect(receive_limit=1)))
-    front.close()
+    engine_socket = EngineSocket(address)
+    _fill(engine_socket, _hello(engine_socket, connect(receive_limit=1)))
+    engine_socket.close()
 
 
-def test_receive_returns_when_a_watched_file_is_readable(front: Front) -> None:
+def test_receive_returns_when_a_watched_file_is_readable(engine_socket: EngineSocket) -> None:
     reading, writing = os.pipe()
-    front.watch(reading)
+    engine_socket.watch(reading)
     os.write(writing, b"x")
-    assert list(front.receive(1000.0)) == []
-    front.unwatch(reading)
+    assert list(engine_socket.receive(1000.0)) == []
+    engine_socket.unwatch(reading)
     started = time.monotonic()
-    assert list(front.receive(0.05)) == []
+    assert list(engine_socket.receive(0.05)) == []
     assert time.monotonic() - started >= 0.05, "the file is readable but no longer watched"
     os.close(reading)
     os.close(writing)

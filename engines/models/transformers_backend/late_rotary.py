@@ -153,7 +153,7 @@ def form_of(function: Callable[..., Any]) -> RotaryForm | None:
         cos, sin = (form.double(numbers)[None] for numbers in (angles.cos(), angles.sin()))
         try:
             turned = function(q, q + 1, cos, sin)
-        except Exception:  # foreign code on inputs that it may not expect
+        except Exception:  # the model's code on inputs that it may not expect
             return None
         table = cosines_and_sines(
             torch.cat((angles.cos(), angles.sin()), -1), torch.arange(rows), form.interleaved

@@ -1,4 +1,4 @@
-"""Transformers modules in the model runner, compared with transformers. `make verify` runs all of FOREIGN."""
+"""Transformers modules in the model runner, compared with transformers. `make verify` runs all TRANSFORMERS_MODELS."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from transformers.core_model_loading import Chunk, WeightConverter, WeightRenami
 from engines.models.byte_ranges import FolderRanges
 from engines.models.tensor_files import BadCheckpoint
 from tests.engines.models.conftest import store_head
-from tests.support.foreign_models import TABLES, differences, foreign_runner, save_foreign
 from tests.support.plans import plans_in_chunks, run_plans
 from tests.support.representatives import representatives
 from tests.support.seeds import fresh_generator, integers
 from tests.support.tiny_models import VOCAB_SIZE
+from tests.support.transformers_models import (
+    TABLES,
+    differences,
+    save_transformers_model,
+    transformers_runner,
+)
 
 FEW = (
     "starcoder2-window",
@@ -50,13 +55,13 @@ def _check_logits(folder: Path, degree: int = 1) -> None:
 
 @pytest.mark.parametrize("name", FEW)
 def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
-    save_foreign(tmp_path, name)
+    save_transformers_model(tmp_path, name)
     _check_logits(tmp_path)
 
 
 @pytest.mark.parametrize("model_type", ["mistral", "ministral"])
 def test_a_mistral_with_layer_types_is_a_ministral(model_type: str, tmp_path: Path) -> None:
-    save_foreign(tmp_path, "ministral")
+    save_transformers_model(tmp_path, "ministral")
     file = tmp_path / "config.json"
     changes = {"architectures": ["MistralForCausalLM"], "model_type": model_type}
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -78,12 +83,12 @@ def test_a_mistral_with_layer_types_is_a_ministral(model_type: str, tmp_path: Pa
 )
 def test_logits_of_several_ranks_match_transformers(name: str, degree: int, tmp_path: Path) -> None:
     """With four ranks and three KV heads, two ranks hold the same head. OLMo's norms cover the heads of all ranks."""
-    save_foreign(tmp_path, name)
+    save_transformers_model(tmp_path, name)
     _check_logits(tmp_path, degree)
 
 
 def test_experts_stored_in_one_tensor_are_split_over_ranks(tmp_path: Path) -> None:
-    save_foreign(tmp_path, "olmoe")
+    save_transformers_model(tmp_path, "olmoe")
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     for layer in range(2):
@@ -102,8 +107,8 @@ def test_experts_stored_in_one_tensor_are_split_over_ranks(tmp_path: Path) -> No
 @pytest.mark.usefixtures("native_kernels")
 def test_logits_are_bitwise_equal_alone_and_in_a_batch(tmp_path: Path) -> None:
     """Widths are multiples of the SIMD width, as in all real models: torch computes remainders with other code."""
-    save_foreign(tmp_path, "starcoder2", hidden_size=96, intermediate_size=64)
-    runner = foreign_runner(tmp_path)
+    save_transformers_model(tmp_path, "starcoder2", hidden_size=96, intermediate_size=64)
+    runner = transformers_runner(tmp_path)
     generator = fresh_generator()
     prompts = [integers(generator, 0, VOCAB_SIZE, count) for count in (40, 17, 9)]
     chunks = [[11, 3, 20], [1, 16], [5]]
@@ -115,20 +120,20 @@ def test_logits_are_bitwise_equal_alone_and_in_a_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["phi-1", "starcoder2"])
 def test_dummy_weights_need_no_files(name: str, tmp_path: Path) -> None:
-    save_foreign(tmp_path, name)
+    save_transformers_model(tmp_path, name)
     (tmp_path / "model.safetensors").unlink()
     plans = plans_in_chunks([[5, 6, 7]], TABLES, [[2]])
-    first, again = (run_plans(foreign_runner(tmp_path, load_format="dummy"), plans) for _ in range(2))
+    first, again = (run_plans(transformers_runner(tmp_path, load_format="dummy"), plans) for _ in range(2))
     assert torch.equal(first[0, 2], again[0, 2])
     assert first[0, 2].std() > 0
 
 
 @pytest.mark.usefixtures("native_kernels")
 def test_matrices_are_quantized(tmp_path: Path) -> None:
-    save_foreign(tmp_path, "starcoder2")
+    save_transformers_model(tmp_path, "starcoder2")
     plans = plans_in_chunks([[5, 6, 7, 8]], TABLES, [[4]])
-    exact = run_plans(foreign_runner(tmp_path), plans)[0, 3]
-    rounded = run_plans(foreign_runner(tmp_path, quantize="int8"), plans)[0, 3]
+    exact = run_plans(transformers_runner(tmp_path), plans)[0, 3]
+    rounded = run_plans(transformers_runner(tmp_path, quantize="int8"), plans)[0, 3]
     assert not torch.equal(rounded, exact)
     torch.testing.assert_close(rounded, exact, rtol=0.2, atol=0.5)
 
@@ -142,7 +147,7 @@ def test_tensor_names_that_transformers_renames_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The base model's prefix is missing too, as in checkpoints of models without a head."""
-    save_foreign(tmp_path, "olmo2")
+    save_transformers_model(tmp_path, "olmo2")
     renaming = WeightRenaming(r"\.attn\.", ".self_attn.")
     original = conversion_mapping.get_checkpoint_conversion_mapping
     monkeypatch.setattr(
@@ -158,7 +163,7 @@ def test_tensor_names_that_transformers_renames_are_found(
 def test_a_checkpoint_that_transformers_would_convert_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_foreign(tmp_path, "olmo2")
+    save_transformers_model(tmp_path, "olmo2")
     halves = WeightConverter(
         "mlp.gate_up_proj.weight", ["mlp.gate_proj.weight", "mlp.up_proj.weight"], [Chunk(dim=0)]
     )
@@ -169,7 +174,7 @@ def test_a_checkpoint_that_transformers_would_convert_is_refused(
     with pytest.raises(
         BadCheckpoint, match=r"gate_up_proj.weight' is not stored in the layout of Olmo2ForCausalLM"
     ):
-        foreign_runner(tmp_path)
+        transformers_runner(tmp_path)
 
 
 class _Elsewhere(FolderRanges):
@@ -181,7 +186,7 @@ class _Elsewhere(FolderRanges):
 
 def test_weights_are_streamed(tmp_path: Path) -> None:
     whole, headers = tmp_path / "whole", tmp_path / "headers"
-    save_foreign(whole, "glm4")
+    save_transformers_model(whole, "glm4")
     headers.mkdir()
     (headers / "config.json").write_bytes((whole / "config.json").read_bytes())
     content = (whole / "model.safetensors").read_bytes()
@@ -189,8 +194,8 @@ def test_weights_are_streamed(tmp_path: Path) -> None:
     (headers / "model.safetensors").write_bytes(content[:length] + bytes(len(content) - length))
     streams = {"load_format": "stream", "byte_ranges": f"{__name__}:_Elsewhere"}
     plans = plans_in_chunks([[5, 6, 7]], TABLES, [[2]])
-    streamed = run_plans(foreign_runner(headers, **streams), plans)[0, 2]
-    assert torch.equal(streamed, run_plans(foreign_runner(whole), plans)[0, 2])
+    streamed = run_plans(transformers_runner(headers, **streams), plans)[0, 2]
+    assert torch.equal(streamed, run_plans(transformers_runner(whole), plans)[0, 2])
 
 
 @pytest.mark.parametrize(
@@ -200,6 +205,6 @@ def test_weights_are_streamed(tmp_path: Path) -> None:
     ),
 )
 def test_a_stored_head_is_used_even_if_the_config_ties_it(stored: str, degree: int, tmp_path: Path) -> None:
-    save_foreign(tmp_path, "cohere")
+    save_transformers_model(tmp_path, "cohere")
     store_head(tmp_path, "lm_head.weight", "model.embed_tokens.weight", stored)
     _check_logits(tmp_path, degree)

@@ -1,4 +1,8 @@
-"""16 streams run, one prompt of 2,000 tokens arrives: the worst gap is at least 3x smaller with overlay."""
+"""16 streams run, one prompt of 2,000 tokens arrives: the worst gap is at least 3x smaller with chunked prefill.
+
+Steps have 256 tokens; the two modes alternate, in five pairs. A gap is the time between two tokens of one stream
+when they leave the engine.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,8 @@ def verify(lab: Lab, report: Report) -> None:
             gap, ttft = _measure(core, chunked, number)
             worst[chunked].append(gap)
             first[chunked].append(ttft)
-    ratios = [pause / overlay for overlay, pause in zip(worst[True], worst[False], strict=True)]
-    for chunked, name in ((False, "pause"), (True, "overlay")):
+    ratios = [whole / chunked for chunked, whole in zip(worst[True], worst[False], strict=True)]
+    for chunked, name in ((False, "whole prompts"), (True, "chunked prefill")):
         report.figure(
             f"{name}: worst gap between two tokens of a stream {_ms(worst[chunked])}; "
             f"first token of the long prompt after {_ms(first[chunked])}"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from engines.models.foreign.late_rotary import LateRotary, RotaryForm, StepAngles, form_of
-from tests.support.foreign_models import TABLES, foreign_runner, save_foreign
+from engines.models.transformers_backend.late_rotary import LateRotary, RotaryForm, StepAngles, form_of
 from tests.support.plans import plans_in_chunks, run_plans
+from tests.support.transformers_models import TABLES, save_transformers_model, transformers_runner
 
 
 def _modeling(name: str) -> Any:
@@ -53,7 +53,7 @@ def test_angles_in_another_layout_are_not_used() -> None:
 def test_a_module_applies_rotary_in_its_first_step_only(
     name: str, calls_later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Except for a module that normalises after rotary. Results are bitwise equal from the first step on."""
+    """Except for a module that normalizes after rotary. Results are bitwise equal from the first step on."""
     calls = 0
     modeling = _modeling({"hunyuan": "hunyuan_v1_dense"}.get(name, name))
     original = modeling.apply_rotary_pos_emb
@@ -64,8 +64,8 @@ def test_a_module_applies_rotary_in_its_first_step_only(
         return original(*args, **kwargs)
 
     monkeypatch.setattr(modeling, "apply_rotary_pos_emb", count_calls)
-    save_foreign(tmp_path, name)
-    runner = foreign_runner(tmp_path)
+    save_transformers_model(tmp_path, name)
+    runner = transformers_runner(tmp_path)
     plans = plans_in_chunks([[5, 6, 7, 8]], TABLES, [[4]])
     first = run_plans(runner, plans)[0, 3]
     calls = 0
