@@ -11,15 +11,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flask import Flask, Response, g, request
+from flask import Flask, Response, after_this_request, g, request
 from prometheus_client import CONTENT_TYPE_LATEST
 from werkzeug.exceptions import HTTPException
 
 from container.multi_model.errors import BadModel, ModelNotFound
 from container.multi_model.forward import relay, send
+from container.multi_model.load_request import name_and_url
 from container.multi_model.manager import NOTHING_LOADED, ModelManager, listed
 from container.multi_model.metrics import render
-from container.multi_model.names import check_name, folder_of_url
+from container.multi_model.names import folder_of_url
 from container.multi_model.served_model import ServedModel
 from engines.errors import EngineError, InvalidRequest
 from lmi_server.errors import ErrorForm, ErrorReply
@@ -36,8 +37,17 @@ _INVOCATIONS = "/invocations"
 _logger = logging.getLogger(__name__)
 
 
-def make_app(manager: ModelManager, max_request_size: int, models_root: Path | None = None) -> Flask:
-    """Create the app. models_root: parent folder of models that can be loaded; None if models are configured."""
+def make_app(
+    manager: ModelManager,
+    max_request_size: int,
+    models_root: Path | None = None,
+    throttle_status: int = 503,
+) -> Flask:
+    """Create the app.
+
+    models_root: parent folder of models that can be loaded; None if models are configured. throttle_status: of the
+    router's own replies on `/invocations` when too many bodies are in flight.
+    """
     app = Flask(__name__, static_folder=None)
     app.url_map.merge_slashes = False  # a redirect would name the wrong scheme behind a proxy with TLS
     app.extensions["models"] = manager
@@ -46,6 +56,8 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
 
     def forward_request(choose: Callable[[bytes], str], target: str) -> Response:
         """Forward the current request. choose: returns the model's name, given the body."""
+        if target == _INVOCATIONS:
+            after_this_request(_repeat_custom_attributes)
         with bodies.raw(request) as data:
             body = bytes(data)
             query = request.query_string.decode("latin-1")
@@ -116,9 +128,8 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
         @app.post("/models")
         def load() -> Response:
             with bodies.raw(request) as data:
-                body = parse_object(data)
-            name, url = (_text(body, field) for field in ("model_name", "url"))
-            check_name(name)
+                fields = parse_object(data) if data else request.args
+            name, url = name_and_url(fields)
             manager.load(name, folder_of_url(url, models_root))
             return json_response({"status": f'Model "{name}" registered.'})
 
@@ -135,11 +146,11 @@ def make_app(manager: ModelManager, max_request_size: int, models_root: Path | N
     def get_version() -> Response:
         return json_response({"version": version("lmi-server")})
 
-    _register_replies(app, max_request_size)
+    _register_replies(app, max_request_size, throttle_status)
     return app
 
 
-def _register_replies(app: Flask, max_request_size: int) -> None:
+def _register_replies(app: Flask, max_request_size: int, throttle_status: int) -> None:
     @app.before_request
     def begin() -> None:
         begin_record(request.headers)
@@ -164,7 +175,15 @@ def _register_replies(app: Flask, max_request_size: int) -> None:
         paths = [rule.rule for rule in app.url_map.iter_rules() if not rule.arguments]
         reply = ErrorReply.from_exception(error, max_request_size, request.path, paths)
         current_record().finish = reply.kind
-        return reply.response(form)
+        return reply.response(form, throttle_status)
+
+
+def _repeat_custom_attributes(response: Response) -> Response:
+    """Return the request's custom attributes with a response of the router. A model returns them itself."""
+    attributes = request.headers.get(custom_attributes.HEADER)
+    if attributes is not None and custom_attributes.VALID.fullmatch(attributes) and not g.get("is_forwarded"):
+        response.headers[custom_attributes.HEADER] = attributes
+    return response
 
 
 def _requested_model(manager: ModelManager, body: bytes, in_body: bool) -> str:
@@ -198,13 +217,6 @@ def _requested_model(manager: ModelManager, body: bytes, in_body: bool) -> str:
         "model" if in_body else "model_name (in the query or in custom attributes) or model (in a JSON body)"
     )
     raise BadModel(f"{field}: required because several models are served; allowed: {listed(names)}")
-
-
-def _text(body: dict[str, Any], field: str) -> str:
-    value = body.get(field)
-    if not isinstance(value, str) or not value:
-        raise BadModel(f"{field}: given {as_json(value)}; accepted: a non-empty string")
-    return value
 
 
 def _page(names: Sequence[str]) -> tuple[set[str], str]:

@@ -22,6 +22,8 @@ class RouterConfig(JsonConfig):
     allow_remote_code: bool
     max_request_size: int
     """Largest body in bytes that the router accepts: the largest limit of any configured model."""
+    throttle_error_http_code: int
+    """Status of the router's own replies on `/invocations` when it is overloaded."""
     memory_limit: int | None
     """Bytes for all models together; None means all of the machine's memory."""
     memory_reserved: int

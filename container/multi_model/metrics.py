@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import urllib3
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,7 +17,9 @@ from container.multi_model.manager import ModelManager
 from container.multi_model.served_model import ServedModel
 from container.run.local_server import HOST
 
-_SECONDS = 2.0
+_SECONDS = 5.0
+"""Longer than a model's server waits for its engine, and shorter than Prometheus waits for all models (10 s)."""
+_LABEL = "model"
 _logger = logging.getLogger(__name__)
 
 
@@ -32,27 +35,30 @@ class _ModelsCollector(Collector):
         self._manager = manager
 
     def collect(self) -> Iterator[Metric]:
-        loaded = GaugeMetricFamily("lmi_model_loaded", "Whether the model is loaded", labels=["model"])
-        memory = GaugeMetricFamily(
-            "lmi_model_memory_bytes", "Main memory used by the model", labels=["model"]
-        )
+        loaded = GaugeMetricFamily("lmi_model_loaded", "Whether the model is loaded", labels=[_LABEL])
+        memory = GaugeMetricFamily("lmi_model_memory_bytes", "Main memory used by the model", labels=[_LABEL])
         families: dict[str, Metric] = {}
-        for model in self._manager.models():
-            loaded.add_metric([model.name], float(model.is_ready))
-            memory.add_metric([model.name], float(self._manager.measured(model)))
-            for family in _own(model):
-                merged = families.setdefault(
-                    family.name, Metric(family.name, family.documentation, family.type)
-                )
-                merged.samples += [
-                    Sample(sample.name, {**sample.labels, "model": model.name}, sample.value)
-                    for sample in family.samples
-                ]
+        models = self._manager.models()
+        with ThreadPoolExecutor(max(1, len(models)), "metrics") as pool:
+            for model, own in zip(models, pool.map(_own, models), strict=True):
+                loaded.add_metric([model.name], float(model.is_ready))
+                memory.add_metric([model.name], float(self._manager.measured(model)))
+                for family in own:
+                    merged = families.setdefault(
+                        family.name, Metric(family.name, family.documentation, family.type)
+                    )
+                    merged.samples += [_labelled(sample, model) for sample in family.samples]
         yield from (loaded, memory, *families.values())
 
 
+def _labelled(sample: Sample, model: ServedModel) -> Sample:
+    """Return a sample with the label `model`. Its own label of this name is renamed, as Prometheus does."""
+    labels = {f"exported_{name}" if name == _LABEL else name: text for name, text in sample.labels.items()}
+    return Sample(sample.name, {**labels, _LABEL: model.name}, sample.value)
+
+
 def _own(model: ServedModel) -> list[Metric]:
-    """Return the metrics of a model's server; empty if the request fails or times out."""
+    """Return the metrics of a model's server: that its engine is not up, if the server does not respond in time."""
     if not model.is_ready or (server := model.server) is None:
         return []
     try:
@@ -62,4 +68,4 @@ def _own(model: ServedModel) -> list[Metric]:
         return list(text_string_to_metric_families(answer.data.decode()))
     except (urllib3.exceptions.HTTPError, ValueError) as error:
         _logger.warning("model %s: cannot read metrics: %s", model.name, error)
-        return []
+        return [GaugeMetricFamily("lmi_engine_up", "Whether the engine responds", value=0.0)]

@@ -12,12 +12,13 @@ from flask import Flask
 
 from container.multi_model.app import make_app
 from container.multi_model.config import RouterConfig
+from container.multi_model.errors import NoMemory
 from container.multi_model.manager import ModelManager
 from container.multi_model.memory import MemoryAccount, Room, predict_need
 from container.multi_model.names import MULTI_MODEL
 from container.multi_model.served_model import MemoryNeed
 from container.run import launch
-from container.run.local_server import LocalServer, serve_command
+from container.run.local_server import LocalServer, free_port, second_ports, serve_command
 
 _PLATFORM_LOADING_SECONDS = 360.0
 """How long SageMaker waits for a model to load."""
@@ -31,6 +32,7 @@ def make_router(config_path: str) -> Flask:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = RouterConfig.from_json(Path(config_path).read_text(encoding="utf-8"))
     environ = child_environment(launch.environment())
+    ports = second_ports(environ)
 
     def predict(folder: Path, room: Room) -> MemoryNeed:
         return predict_need(folder, environ, room.machine, config.lenient, config.allow_remote_code)
@@ -41,7 +43,12 @@ def make_router(config_path: str) -> Flask:
         command = [*serve_command(folder), *flags]
         path = environ.get(launch.STEP_TRACE)
         trace = {launch.STEP_TRACE: own_trace(path, name)} if path else {}
-        return LocalServer.start("the model's server", command, {**environ, **kv_cache, **trace})
+        taken = {other.server.port for other in manager.models() if other.server is not None}
+        try:
+            port = free_port(ports, taken)
+        except OSError as error:
+            raise NoMemory(f"cannot load another model: {error.strerror}") from error
+        return LocalServer.start("the model's server", command, {**environ, **kv_cache, **trace}, port=port)
 
     folders = {name: Path(folder) for name, folder in config.folders.items()}
     account = MemoryAccount(environ, config.memory_limit, config.memory_reserved)
@@ -50,7 +57,8 @@ def make_router(config_path: str) -> Flask:
     if folders:
         threading.Thread(target=manager.load_all, name="load-all", daemon=True).start()
     threading.Thread(target=manager.watch, name="watch-models", daemon=True).start()
-    return make_app(manager, config.max_request_size, None if folders else Path(config.models_root))
+    root = None if folders else Path(config.models_root)
+    return make_app(manager, config.max_request_size, root, config.throttle_error_http_code)
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:

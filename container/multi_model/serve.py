@@ -14,12 +14,15 @@ from container.multi_model.names import MULTI_MODEL, is_multi_model
 from container.progress import ProgressView
 from container.run import launch
 from container.run.launch import RuntimePaths
+from container.run.local_server import second_ports
 from container.run.processes import Child, reap_orphans
 from container.run.runtime_folder import runtime_folder
 from container.run.serve import ServeOptions, listen, raise_open_files
 from container.run.stop_signals import StopSignals
 from lmi_server.config import ServerConfig
 from lmi_server.properties import environment, loader
+from lmi_server.properties.options import by_name
+from lmi_server.values.base import BadValueError
 
 MODELS_ROOT = "LMI_MODELS_DIR"
 _DEFAULT_ROOT = "/opt/ml/models"
@@ -29,7 +32,7 @@ _FILES_OF_CONNECTION = 2
 """Open files of a client's connection: its socket, and that to the model's server while a request is forwarded."""
 _POLL_SECONDS = 0.5
 _END_SECONDS = 29.5
-"""Time for the router to exit before it is killed."""
+"""Time for the router to exit before it is killed. It listens until the models' servers have ended."""
 
 
 def router_config(options: ServeOptions, environ: Mapping[str, str]) -> RouterConfig | None:
@@ -37,7 +40,6 @@ def router_config(options: ServeOptions, environ: Mapping[str, str]) -> RouterCo
     folders = {} if is_multi_model(environ) else model_folders(options.path, environ)
     if not folders and not is_multi_model(environ):
         return None
-    limit = environ.get(MEMORY_LIMIT)
     sizes = [_server_setting(environ, "max_request_size", ServerConfig().max_request_size)]
     for folder in folders.values():
         if (loaded := loader.examine(folder, environ, options.lenient).loaded) is not None:
@@ -48,7 +50,10 @@ def router_config(options: ServeOptions, environ: Mapping[str, str]) -> RouterCo
         lenient=options.lenient,
         allow_remote_code=options.allow_remote_code,
         max_request_size=max(sizes),
-        memory_limit=_count(MEMORY_LIMIT, limit) << 20 if limit else None,
+        throttle_error_http_code=_server_setting(
+            environ, "throttle_error_http_code", ServerConfig().throttle_error_http_code
+        ),
+        memory_limit=_memory_limit(environ),
         memory_reserved=_server_setting(environ, "reserved_memory_mb", _RESERVED_MB) << 20,
     )
 
@@ -65,6 +70,7 @@ def serve_several(
     Raises: CannotListen, BadVariable; StopRequested before the router is started.
     """
     launch.admin_token_digest(environ)  # refuses an invalid token, as with a single model
+    second_ports(environ)  # refuses an invalid range
     with listen(options.host, options.port) as listener, runtime_folder() as folder:
         file = folder / "router.json"
         file.write_text(config.to_json(), encoding="utf-8")
@@ -111,11 +117,22 @@ def _server_setting(environ: Mapping[str, str], key: str, default: int) -> int:
     if not found:
         return default
     setting = min(found, key=lambda setting: setting.rank)
-    return _count(setting.source.variable, setting.text)
+    type_ = by_name()[key].type
+    try:
+        return int(type_.from_text(setting.text.strip()))
+    except BadValueError as error:
+        allowed = setting.accepted or type_.accepted
+        variable = setting.source.variable
+        raise BadVariable(f"{variable}={setting.written!r} {error.reason}; allowed: {allowed}") from error
 
 
-def _count(variable: str, text: str) -> int:
+def _memory_limit(environ: Mapping[str, str]) -> int | None:
+    """Return the bytes for all models, if they are limited. Raises BadVariable."""
+    text = environ.get(MEMORY_LIMIT)
+    if not text:
+        return None
     if not text.strip().isdecimal():
-        unit = "MiB in digits, such as 4096" if variable.endswith("_MB") else "digits"
-        raise BadVariable(f"{variable}={text!r} is not a whole number; allowed: {unit}")
-    return int(text)
+        raise BadVariable(
+            f"{MEMORY_LIMIT}={text!r} is not a whole number; allowed: MiB in digits, such as 4096"
+        )
+    return int(text) << 20

@@ -13,15 +13,26 @@ from lmi_server.http.gevent_worker import Worker
 
 
 class RouterWorker(Worker):
-    """Stops the models' servers as soon as the signal arrives. They drain while it still forwards their responses."""
+    """Stops the models' servers as soon as the signal arrives, and itself when they have ended.
+
+    Until then it forwards their responses, and answers new requests with 503. That gunicorn's master has closed its
+    own listening socket makes no difference, because the worker's is still open.
+    """
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        if self.booted:  # otherwise there is no app yet, and `run` closes it
-            gevent.spawn(self.wsgi.extensions["models"].close)
+        if self.booted:
+            gevent.spawn(self._drain, sig, frame)
+        else:  # there is no app yet, and `run` closes it
+            super().handle_exit(sig, frame)
 
     def run(self) -> None:
         try:
             super().run()
         finally:
             self.wsgi.extensions["models"].close()
+
+    def _drain(self, sig: int, frame: FrameType | None) -> None:
+        try:
+            self.wsgi.extensions["models"].close()
+        finally:
+            super().handle_exit(sig, frame)

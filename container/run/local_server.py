@@ -8,15 +8,17 @@ import functools
 import http.client
 import json
 import random
+import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Self
 
+from container.errors import BadVariable
 from container.run import peer
 from container.run.launch import BIND_TO_PORT
 from container.run.processes import Child
@@ -24,6 +26,8 @@ from container.run.processes import Child
 HOST = "127.0.0.1"
 _PORTS = range(10_000, 32_768)
 """Ports to choose from. In Linux's ephemeral range, above these, an outgoing connection could take the port first."""
+SAFE_PORT_RANGE = "SAGEMAKER_SAFE_PORT_RANGE"
+"""Environment variable with the ports that the platform leaves to this container, as FIRST-LAST."""
 _PORT_TRIES = 100
 STOP_SECONDS = 30.0
 """Time between SIGTERM and SIGKILL, as on SageMaker."""
@@ -50,29 +54,43 @@ def _starter() -> Executor:
     return ThreadPoolExecutor(1, "server-starter")
 
 
-def free_port() -> int:
+def second_ports(environ: Mapping[str, str]) -> range:
+    """Return the ports that a container may use besides its own. Raises BadVariable."""
+    if not (text := environ.get(SAFE_PORT_RANGE, "").strip()):
+        return _PORTS
+    if match := re.fullmatch(r"(\d{1,5})-(\d{1,5})", text, re.ASCII):
+        first, last = map(int, match.groups())
+        if 0 < first <= last < 65536:
+            return range(first, last + 1)
+    raise BadVariable(
+        f"{SAFE_PORT_RANGE}={text!r} is not a range of ports;"
+        " allowed: FIRST-LAST within 1 to 65535, such as 21000-21999"
+    )
+
+
+def free_port(ports: Sequence[int] = _PORTS, taken: Collection[int] = ()) -> int:
     """Return a free TCP port of 127.0.0.1, chosen at random, so that servers that start together get different ones.
 
+    taken: ports of servers that may not listen yet.
     Raises: OSError: no port was free in `_PORT_TRIES` tries.
     """
-    for _ in range(_PORT_TRIES):
-        port = random.SystemRandom().choice(_PORTS)
+    for port in random.SystemRandom().sample(ports, min(len(ports), _PORT_TRIES + len(taken))):
+        if port in taken:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             return port
-    raise OSError(errno.EADDRINUSE, f"no free port of {HOST} found in {_PORT_TRIES} tries")
+    raise OSError(errno.EADDRINUSE, f"no free port of {HOST} found in {ports[0]} to {ports[-1]}")
 
 
 def ping(port: int, path: str = "/ping", timeout: float = _PING_SECONDS) -> str:
-    """Return the status of a GET as text, or why there is no response of this user's server.
-
-    Until the server listens, another user's process may take its port.
-    """
+    """Return the status of a GET as text, or why there is no response of this user's server."""
     try:
-        status = str(_get(port, path, timeout)[0])
+        return str(_get(port, path, timeout)[0])
+    except _AnotherUsersProcess as error:
+        return str(error)
     except (OSError, http.client.HTTPException) as error:
         return type(error).__name__
-    return status if peer.is_trusted(HOST, port, peer.LISTENING) else f"{status} from another user's process"
 
 
 def _why_it_hangs(port: int) -> str:
@@ -85,11 +103,21 @@ def _why_it_hangs(port: int) -> str:
 
 
 def _get(port: int, path: str, timeout: float) -> tuple[int, bytes]:
-    """Return status and body of a GET."""
+    """Return status and body of a GET. Raises OSError, HTTPException.
+
+    Until the server listens, another user's process may take its port. Nothing is read from such a process.
+    """
     with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=timeout)) as connection:
+        connection.connect()
+        if not peer.is_trusted(HOST, port, peer.LISTENING):
+            raise _AnotherUsersProcess("another user's process has the port")
         connection.request("GET", path)
         response = connection.getresponse()
         return response.status, response.read()
+
+
+class _AnotherUsersProcess(OSError):
+    """The port belongs to a process of another user."""
 
 
 class NotHealthy(Exception):
@@ -110,10 +138,18 @@ class LocalServer:
 
     @classmethod
     def start(
-        cls, name: str, command: Sequence[str], environ: Mapping[str, str], log: IO[bytes] | None = None
+        cls,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        log: IO[bytes] | None = None,
+        port: int | None = None,
     ) -> Self:
-        """Start a server without waiting until it is healthy. name: in messages; log: as for `Child.start`."""
-        port = free_port()
+        """Start a server without waiting until it is healthy.
+
+        name: in messages; log: as for `Child.start`; port: to listen on, by default any free one.
+        """
+        port = port or free_port()
         environ = {**environ, BIND_TO_PORT: str(port)}
         child = _starter().submit(Child.start, name, command, environ, log=log)
         return cls(child.result(), port, log)

@@ -11,6 +11,7 @@ import json
 import socket
 import struct
 import time
+import uuid
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
@@ -126,6 +127,17 @@ class ClientConnection(gevent_socket.socket):
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 
+    def refuse(self, status: HTTPStatus, message: str) -> None:
+        """Send an error in the form of `/invocations`, before the application can answer. The caller closes."""
+        body = json.dumps({"error": message, "code": status.value}).encode() + b"\n"
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"x-request-id: {uuid.uuid4().hex}\r\nCache-Control: no-cache\r\n\r\n"
+        )
+        with contextlib.suppress(OSError):
+            self.sendall(head.encode() + body)
+
     def _send_now(self, data: bytes, flags: int) -> int:
         """Send without blocking; return the number of bytes that the kernel accepted."""
         try:
@@ -169,9 +181,9 @@ class ClientConnection(gevent_socket.socket):
                     return lines
         except TimeoutError:
             if self._phase is _Phase.HEAD:
-                self._refuse(HTTPStatus.REQUEST_TIMEOUT, "the headers took too long to arrive")
+                self.refuse(HTTPStatus.REQUEST_TIMEOUT, "the headers took too long to arrive")
             return b""
-        self._refuse(
+        self.refuse(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
             f"the headers are larger than {self.limits.head_bytes} bytes",
         )
@@ -184,15 +196,6 @@ class ClientConnection(gevent_socket.socket):
         # Receiving bytes that have already arrived does not switch greenlets, so let others run here.
         gevent.sleep(0)
         return data
-
-    def _refuse(self, status: HTTPStatus, message: str) -> None:
-        body = json.dumps({"error": message, "code": status.value}).encode() + b"\n"
-        head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        with contextlib.suppress(OSError):
-            self.sendall(head.encode() + body)
 
     def _discard_unsent_data(self) -> None:
         """Make the kernel discard unsent data when the connection is closed."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 HEADER = "X-Amzn-SageMaker-Custom-Attributes"
+VALID = re.compile(r"[\x20-\x7e]{0,1024}")
 
 
 def pairs(attributes: str) -> list[tuple[str, str]]:

@@ -5,22 +5,40 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from http import HTTPStatus
 from types import FrameType
 from typing import Any
 
 import gevent
 from gunicorn.http.body import Body, ChunkedReader
-from gunicorn.http.errors import ParseException
+from gunicorn.http.errors import (
+    ExpectationFailed,
+    InvalidResponseHeader,
+    InvalidResponseHeaderName,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    ParseException,
+    UnsupportedTransferCoding,
+)
 from gunicorn.http.message import Request
 from gunicorn.workers.ggevent import GeventWorker
 
 from lmi_server.http.connection import ClientConnection, ConnectionLimits
+from lmi_server.values.show import one_line
 
 _PIECE_BYTES = 64 * 1024
 _LAST_IDLE_SECONDS = 1.0
 """Time until the first byte of a request on a connection that is accepted during the shutdown."""
 _LOG_INTERVAL_SECONDS = 60.0
 """Minimum time between two log lines about connections closed to make room."""
+_STATUSES = {
+    LimitRequestLine: HTTPStatus.REQUEST_URI_TOO_LONG,
+    LimitRequestHeaders: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    ExpectationFailed: HTTPStatus.EXPECTATION_FAILED,
+    UnsupportedTransferCoding: HTTPStatus.NOT_IMPLEMENTED,
+}
+"""Statuses of malformed HTTP; other kinds get 400."""
+_SERVER_FAULTS = (InvalidResponseHeader, InvalidResponseHeaderName)
 
 
 class Worker(GeventWorker):
@@ -74,6 +92,26 @@ class Worker(GeventWorker):
             sock.await_request()
         if not self.alive:
             raise StopIteration  # closes the connection
+
+    def handle_error(
+        self, req: Request | None, client: ClientConnection, addr: Any, exc: BaseException
+    ) -> None:
+        """Send the error for malformed HTTP, or for a fault of the server, before the connection is closed."""
+        if not isinstance(exc, Exception):
+            return  # the connection ends with the worker
+        if not isinstance(exc, ParseException) or isinstance(exc, _SERVER_FAULTS):
+            self.log.error("error while a request was answered", exc_info=exc)
+            client.refuse(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the server's log has the details"
+            )
+            return
+        # What seems to be a request line may be part of a prompt, which must not be logged.
+        self.log.warning("malformed HTTP: %s", type(exc).__name__)
+        problem = one_line(str(exc))
+        if isinstance(exc, LimitRequestHeaders):
+            fields, size = self.cfg.limit_request_fields, self.cfg.limit_request_field_size
+            problem = f"headers: too many or too large; accepted: {fields}, each of at most {size} bytes"
+        client.refuse(_STATUSES.get(type(exc), HTTPStatus.BAD_REQUEST), problem)
 
     def _close_idle(self) -> None:
         """Close idle connections, so that they do not delay the shutdown."""

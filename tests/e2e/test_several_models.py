@@ -135,3 +135,28 @@ def test_models_can_be_loaded_and_unloaded_with_the_multi_model_api(
         assert server.wait_exit() == 0
         assert server.leftover_processes() == []
         assert "try it:" not in server.log(), "the model's own port is not for clients"
+
+
+def test_during_a_shutdown_new_requests_get_503_while_a_stream_completes(
+    folder_server: Server, tmp_path: Path
+) -> None:
+    """The last test of this server."""
+    client, gate = folder_server.client, tmp_path / "gate"
+    body = {"inputs": "x", "parameters": {"max_new_tokens": 8}, "stream": True, "gate": str(gate)}
+    with client.call("POST", "/predictions/a", body) as call:
+        lines = call.lines()
+        assert next(lines)
+        folder_server.process.terminate()
+        client.wait_not_ready()
+        until = time.monotonic() + 2.5  # gunicorn looks for the signal once a second
+        while time.monotonic() < until:
+            ping, refused = client.get("/ping"), client.post("/predictions/b", {"inputs": "x"})
+            assert (ping.status, refused.status) == (503, 503)
+        gate.touch()
+        rest = list(lines)
+    assert ping.json()["reason"] == refused.json()["error"] == "the server is shutting down"
+    assert "retry-after" in ping.headers
+    assert "retry-after" in refused.headers
+    assert len(rest) == 7, rest
+    assert folder_server.wait_exit() == 0
+    assert folder_server.leftover_processes() == []

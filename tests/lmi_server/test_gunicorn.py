@@ -281,6 +281,39 @@ def test_a_refused_body_is_read_before_the_connection_closes(version: bytes, add
     assert answer.split()[1] == b"413"
 
 
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (b"GET /ping\r\n\r\n", 400),
+        (b"GET /ping HTTP/3.0\r\n\r\n", 400),
+        (b"get /ping HTTP/1.1\r\n\r\n", 400),
+        (b"GET /ping?text=\xc3\xa9 HTTP/1.1\r\n\r\n", 400),
+        (b"GET /" + b"x" * 8200 + b" HTTP/1.1\r\n\r\n", 414),
+        (HEAD + b"no colon\r\n\r\n", 400),
+        (HEAD + b"a: \x00\r\n\r\n", 400),
+        (HEAD + b"Content-Length: x\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: unknown\r\n\r\n", 501),
+        (HEAD + b"Expect: 200-ok\r\n\r\n", 417),
+        (HEAD + b"a: b\r\n" * 101 + b"\r\n", 431),
+        (HEAD + b"a: " + b"x" * 40_000 + b"\r\n\r\n", 431),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, bytes) else None,
+)
+def test_malformed_http_gets_an_error_in_json(request_head: bytes, status: int, address: Address) -> None:
+    with socket.create_connection(address, timeout=60) as client:
+        client.sendall(request_head)
+        head, _, body = read_to_end(client).partition(b"\r\n\r\n")
+    status_line, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ") for line in lines)
+    assert status_line.startswith(f"HTTP/1.1 {status} ")
+    assert headers["content-type"] == "application/json"
+    assert headers["connection"] == "close"
+    assert headers["x-request-id"]
+    assert set(json.loads(body)) == {"error", "code"}
+    assert json.loads(body)["code"] == status
+    assert len(body) < 400
+
+
 def test_idle_clients_do_not_delay_shutdown(server: RunningServer) -> None:
     """The last test, because it stops the server."""
     process, address = server

@@ -14,15 +14,18 @@ REQUIRED_MB = 1000
 _PROMPT = "Once upon a time"
 _HANDLER = """
 import json
+import os
 import time
 
 from djl_python import Input, Output
 
 
-def tokens(first, count):
+def tokens(first, count, gate):
     for number in range(first, first + count):
         time.sleep(0.005)
         yield json.dumps({"token": {"id": number}}) + "\\n"
+        while gate and not os.path.exists(gate):
+            time.sleep(0.01)
 
 
 def handle(inputs: Input):
@@ -33,7 +36,7 @@ def handle(inputs: Input):
     body = inputs.get_as_json()
     count = body.get("parameters", {}).get("max_new_tokens", 4)
     if body.get("stream"):
-        return Output().add_stream_content(tokens(first, count), None)
+        return Output().add_stream_content(tokens(first, count, body.get("gate")), None)
     numbers = range(first, first + count)
     return Output().add_as_json({"details": {"tokens": [{"id": number} for number in numbers]}})
 """

@@ -6,7 +6,6 @@ A body with `messages` is a chat, and a body with `prompt` is a completion. Both
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -62,7 +61,6 @@ _ACCEPTED_FORMATS = {
     "application/json": None,
     "*/*": None,
 }
-_ATTRIBUTES = re.compile(r"[\x20-\x7e]{0,1024}")
 _SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 _FORWARDED_API_HEADER = "X-Amzn-SageMaker-Forwarded-Api"
 _STREAMING_API = "InvokeEndpointWithResponseStream"
@@ -96,7 +94,7 @@ def invoke(context: ApiContext) -> Response:
 def _custom_attributes() -> str | None:
     """Return the custom attributes of the request. Every response repeats them. Raises `InvalidField`."""
     value = request.headers.get(custom_attributes.HEADER)
-    if value is not None and not _ATTRIBUTES.fullmatch(value):
+    if value is not None and not custom_attributes.VALID.fullmatch(value):
         raise InvalidField(
             custom_attributes.HEADER,
             f"given {len(value)} characters; accepted: at most 1024, all of them visible ASCII",

@@ -87,6 +87,10 @@ class FakeModels:
         """Requests wait for this event."""
         self.go.set()
         self.arrived = threading.Semaphore(0)
+        self.metrics = "# TYPE lmi_steps counter\nlmi_steps_total 3\n"
+        """Text of `/metrics` of each server."""
+        self.scrapes = threading.Barrier(1)
+        """Scrapes of servers wait until as many have begun."""
         self.servers: list[FakeServer] = []
         self.num_up: list[int] = []
         """Number of running servers after each start."""
@@ -155,7 +159,8 @@ class _Handler(QuietHandler):
     server: _Http
 
     def do_GET(self) -> None:
-        self.respond(200, b"# TYPE lmi_steps counter\nlmi_steps_total 3\n", {})
+        self.server.lab.scrapes.wait()
+        self.respond(200, self.server.lab.metrics.encode(), {})
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))

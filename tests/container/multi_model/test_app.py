@@ -2,62 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from flask.testing import FlaskClient
-from werkzeug.test import TestResponse
 
-from container.multi_model import metrics
 from container.multi_model.app import make_app
-from container.multi_model.manager import ModelManager
-from container.multi_model.worker import RouterWorker
-from lmi_server.http import body
+from engines.errors import Overloaded
+from lmi_server.http import body, custom_attributes
+from tests.container.multi_model.clients import MAX_BYTES, client_of, load_model
 from tests.container.multi_model.fakes import FakeModels
 from tests.container.multi_model.test_loading import close_gates
 from tests.support.logs import Logs
 from tests.support.waiting import wait_until
-
-MAX_BYTES = 1000
-
-
-class _Client(FlaskClient):
-    """A client that reads each response to its end, as a server does."""
-
-    def open(self, *args: Any, **kwargs: Any) -> TestResponse:
-        return super().open(*args, **{"buffered": True, **kwargs})
-
-
-def client_of(manager: ModelManager, root: Path | None = None) -> FlaskClient:
-    app = make_app(manager, MAX_BYTES, root)
-    app.test_client_class = _Client
-    return app.test_client()
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("a", "b", "c"):
-        (tmp_path / "models" / name / "model").mkdir(parents=True)
-    return tmp_path / "models"
-
-
-@pytest.fixture
-def platform(lab: FakeModels, root: Path) -> FlaskClient:
-    """A client of a router with SAGEMAKER_MULTI_MODEL=true, and memory for two models."""
-    return client_of(lab.manager(limit=25), root)
-
-
-@pytest.fixture
-def folder(lab: FakeModels) -> FlaskClient:
-    """A client of a router with models a, b and c, and memory for two."""
-    return client_of(lab.manager("a", "b", "c", limit=25))
-
-
-def load(client: FlaskClient, root: Path, name: str) -> Any:
-    return client.post("/models", json={"model_name": name, "url": str(root / name / "model")})
 
 
 def test_the_life_cycle_of_a_model(platform: FlaskClient, lab: FakeModels, root: Path) -> None:
@@ -66,7 +25,7 @@ def test_the_life_cycle_of_a_model(platform: FlaskClient, lab: FakeModels, root:
     unknown = platform.post("/models/a/invoke", data=b"x")
     assert unknown.status_code == 404
     assert unknown.json["error"] == 'there is no model "a"; no model is loaded: POST /models loads one'
-    loaded = load(platform, root, "a")
+    loaded = load_model(platform, root, "a")
     assert (loaded.status_code, loaded.json) == (200, {"status": 'Model "a" registered.'})
     url = str(root / "a" / "model")
     assert platform.get("/models").json == {
@@ -81,9 +40,9 @@ def test_the_life_cycle_of_a_model(platform: FlaskClient, lab: FakeModels, root:
     )
     assert response.json == {"model": "model", "path": "/invocations", "bytes": 1}
     assert response.headers["x-request-id"] == "7"
-    assert load(platform, root, "a").status_code == 409
-    assert load(platform, root, "b").status_code == 200
-    full = load(platform, root, "c")
+    assert load_model(platform, root, "a").status_code == 409
+    assert load_model(platform, root, "b").status_code == 200
+    full = load_model(platform, root, "c")
     assert full.status_code == 507
     assert full.json["code"] == 507
     assert "no room" in full.json["error"]
@@ -95,7 +54,7 @@ def test_the_life_cycle_of_a_model(platform: FlaskClient, lab: FakeModels, root:
         platform.post("/models/a/invoke"),
     ):
         assert (missing.status_code, missing.json["code"]) == (404, 404)
-    assert load(platform, root, "c").status_code == 200
+    assert load_model(platform, root, "c").status_code == 200
     assert 'did you mean "c"' in platform.get("/models/cc").json["error"]
 
 
@@ -113,58 +72,45 @@ def test_of_many_available_models_some_are_listed(lab: FakeModels) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"model_name": "../a", "url": "{root}/a/model"}, "model_name: given"),
-        ({"model_name": "", "url": "{root}/a/model"}, "model_name: given"),
-        ({"model_name": "a"}, "url: given null"),
-        ({"model_name": "a", "url": 7}, "url: given 7"),
-        ({"model_name": "a", "url": "{root}/../secret"}, "accepted: a folder below"),
-        ({"model_name": "a", "url": "/etc"}, "accepted: a folder below"),
-        ({"model_name": "a", "url": "a/model"}, "accepted: a folder below"),
-        ({"model_name": "a", "url": "{root}/link"}, "accepted: a folder below"),
-        ({"model_name": "a", "url": "file://{root}/%2e%2e/secret"}, "accepted: a folder below"),
-        ({"model_name": "a", "url": "s3://bucket/a"}, "accepted: a folder below"),
-        ({"model_name": "a", "url": "{root}/a/none"}, "folder not found"),
-        ({"model_name": "a", "url": "{root}/a/\u0000"}, "accepted: a folder below"),
-        ({"model_name": "a", "url": "file://{root}/a%00"}, "accepted: a folder below"),
-        ({"model_name": "a", "url": "file://[a"}, "accepted: a folder below"),
-        ({"model_name": "a", "url": "{root}/" + "a" * 300}, "url: given"),
-        ({"model_name": "a", "url": "{root}/circle"}, "url: given"),
-    ],
-)
-def test_bad_names_and_urls_are_rejected(
-    body: dict[str, Any], words: str, platform: FlaskClient, lab: FakeModels, root: Path
+@pytest.mark.parametrize("path", ["/invocations", "/predictions/none", "/models/none/invoke"])
+def test_the_routers_own_errors_return_the_custom_attributes(path: str, folder: FlaskClient) -> None:
+    data = b"x" if "none" in path else bytes(MAX_BYTES + 1)
+
+    def returned(attributes: str) -> str | None:
+        headers = {custom_attributes.HEADER: attributes}
+        response = folder.post(path, data=data, headers=headers)
+        assert response.status_code in (404, 413)
+        return response.headers.get(custom_attributes.HEADER)
+
+    assert returned("trace=7; x") == "trace=7; x"
+    assert returned("x" * 1025) is None, "a model's server refuses them"
+
+
+def test_a_model_returns_the_custom_attributes_itself(folder: FlaskClient) -> None:
+    response = folder.post("/predictions/a", data=b"x", headers={custom_attributes.HEADER: "x=1"})
+    assert response.status_code == 200
+    assert custom_attributes.HEADER not in response.headers
+
+
+def test_the_status_of_an_overloaded_router_can_be_set(
+    lab: FakeModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (root.parent / "secret").mkdir()
-    (root / "link").symlink_to(root.parent / "secret")
-    (root / "circle").symlink_to(root / "circle")
-    body = {
-        key: value.replace("{root}", str(root)) if isinstance(value, str) else value
-        for key, value in body.items()
-    }
-    rejected = platform.post("/models", json=body)
-    assert rejected.status_code == 400
-    assert words in rejected.json["error"]
-    assert lab.servers == []
+    manager = lab.manager("a")
 
+    def refuse(*_: object) -> NoReturn:
+        raise Overloaded("too many bodies")
 
-def test_a_file_url_is_accepted(platform: FlaskClient, root: Path) -> None:
-    loaded = platform.post("/models", json={"model_name": "a", "url": f"file://{root}/a/model"})
-    assert loaded.status_code == 200
-
-
-def test_a_body_that_is_not_json_is_a_bad_request(platform: FlaskClient) -> None:
-    assert platform.post("/models", data=b"{").status_code == 400
-    assert platform.put("/models/a").status_code == 405
+    monkeypatch.setattr(manager, "lease", refuse)
+    client = make_app(manager, MAX_BYTES, throttle_status=420).test_client()
+    assert client.post("/predictions/a", data=b"x").status_code == 420
+    assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 429
 
 
 def test_a_model_that_does_not_start_is_a_bad_request(
     platform: FlaskClient, lab: FakeModels, root: Path
 ) -> None:
     lab.broken["model"] = "the model's server ended with exit code 1: Error: option.dtype: got fp17"
-    rejected = load(platform, root, "a")
+    rejected = load_model(platform, root, "a")
     assert rejected.status_code == 400
     assert "fp17" in rejected.json["error"]
     assert platform.get("/models").json == {"models": []}
@@ -173,7 +119,7 @@ def test_a_model_that_does_not_start_is_a_bad_request(
 def test_the_model_list_is_paginated(lab: FakeModels, root: Path) -> None:
     client = client_of(lab.manager(), root)
     for name in ("c", "a", "b"):
-        load(client, root, name)
+        load_model(client, root, name)
     first = client.get("/models?limit=2").json
     assert [model["modelName"] for model in first["models"]] == ["a", "b"]
     second = client.get(f"/models?limit=2&next_page_token={first['nextPageToken']}").json
@@ -354,19 +300,6 @@ def test_a_model_in_use_is_not_unloaded_before_its_response(lab: FakeModels) -> 
         assert third.result().json["model"] == "c"
 
 
-def test_metrics_are_labelled_with_their_model(
-    folder: FlaskClient, lab: FakeModels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics, "_SECONDS", 200.0)
-    folder.post("/predictions/b", data=b"x")
-    lab.taken[lab.servers[0].pid] = 7
-    text = folder.get("/metrics").data.decode()
-    assert 'lmi_model_loaded{model="a"} 0.0' in text
-    assert 'lmi_model_loaded{model="b"} 1.0' in text
-    assert 'lmi_model_memory_bytes{model="b"} 7.0' in text
-    assert 'lmi_steps_total{model="b"} 3.0' in text
-
-
 def test_ping_returns_503_until_every_model_of_the_folder_was_loaded_or_has_failed(lab: FakeModels) -> None:
     lab.broken["b"] = "its files are broken"
     manager = lab.manager("a", "b")
@@ -388,10 +321,3 @@ def test_ping_and_requests_return_503_after_shutdown(lab: FakeModels) -> None:
     rejected = client.post("/predictions/a", data=b"x")
     assert rejected.status_code == 503
     assert "Retry-After" in rejected.headers
-
-
-def test_a_signal_before_the_app_is_loaded_ends_the_worker() -> None:
-    worker = RouterWorker.__new__(RouterWorker)
-    worker.booted, worker.alive, worker._connections = False, True, set()
-    worker.handle_exit(signal.SIGTERM, None)
-    assert not worker.alive

@@ -11,8 +11,8 @@ import pytest
 from werkzeug.test import TestResponse
 
 from lmi_server.http.client_gone import ClientWatch
+from tests.container.multi_model.clients import client_of
 from tests.container.multi_model.fakes import FakeModels
-from tests.container.multi_model.test_app import client_of
 from tests.container.multi_model.test_loading import close_gates
 from tests.support.logs import Logs
 from tests.support.waiting import wait_until

@@ -96,6 +96,20 @@ def test_environment_variables_set_the_limits(store: Path) -> None:
         router_config(options(store), {"LMI_MODELS_MEMORY_MB": "4 GB"})
 
 
+def test_a_variable_sets_the_status_of_an_overloaded_router(store: Path) -> None:
+    def status(environ: dict[str, str]) -> int:
+        config = router_config(options(store), environ)
+        assert config is not None
+        return config.throttle_error_http_code
+
+    assert status({}) == 503
+    assert status({"SERVING_THROTTLE_ERROR_HTTP_CODE": "429"}) == 429
+    for text, reason in (("many", "is not an integer"), ("200", "is out of range")):
+        message = f"SERVING_THROTTLE_ERROR_HTTP_CODE='{text}' {reason}; allowed: an integer from 400 to 599"
+        with pytest.raises(BadVariable, match=message):
+            status({"SERVING_THROTTLE_ERROR_HTTP_CODE": text})
+
+
 def test_the_server_of_a_model_does_not_inherit_multi_model_mode_or_port() -> None:
     environment = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_BIND_TO_PORT": "8080", "OPTION_DTYPE": "fp32"}
     assert child_environment(environment) == {"OPTION_DTYPE": "fp32"}

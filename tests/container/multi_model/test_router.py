@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ import pytest
 from container.machine import Machine
 from container.multi_model import router
 from container.multi_model.config import RouterConfig
+from container.multi_model.errors import NoMemory
 from container.multi_model.manager import ModelManager, Predict, Start
 from container.multi_model.memory import MemoryAccount, Room
 from container.multi_model.served_model import MemoryNeed
-from container.run.local_server import LocalServer
+from container.run.local_server import LocalServer, free_port
 
 MODEL = Path("/models/a")
 Commands = list[tuple[list[str], dict[str, str]]]
@@ -45,8 +47,9 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     """Record the servers that would have been started."""
     started: Commands = []
 
-    def start(name: str, command: list[str], environ: dict[str, str]) -> None:
+    def start(name: str, command: list[str], environ: dict[str, str], port: int) -> SimpleNamespace:
         started.append((command, environ))
+        return SimpleNamespace(port=port, death=lambda: None)
 
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     monkeypatch.setattr(router, "ModelManager", RecordingManager)
@@ -58,7 +61,12 @@ def make_manager(tmp_path: Path, **changes: Any) -> RecordingManager:
     """Make a router that is configured with `changes`, and return its manager."""
     fields = {"folders": {}, "lenient": False, "allow_remote_code": False, **changes}
     config = RouterConfig(
-        models_root="/models", max_request_size=1000, memory_limit=None, memory_reserved=0, **fields
+        models_root="/models",
+        max_request_size=1000,
+        throttle_error_http_code=503,
+        memory_limit=None,
+        memory_reserved=0,
+        **fields,
     )
     path = tmp_path / "router.json"
     path.write_text(config.to_json())
@@ -125,6 +133,20 @@ def test_each_server_writes_its_own_step_trace(
     make_manager(tmp_path).start("llama-3.1", MODEL, MemoryNeed(1))
     ((_, environ),) = commands
     assert environ["OPTION_STEP_TRACE"] == of_model
+
+
+def test_a_server_gets_a_port_that_the_platform_allows_and_no_other_server_has(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The other server may not listen yet."""
+    port = free_port()
+    monkeypatch.setenv("SAGEMAKER_SAFE_PORT_RANGE", f"{port}-{port}")
+    manager = make_manager(tmp_path, folders={"a": str(MODEL), "b": str(MODEL)})
+    first = manager.models()[0]
+    first.server = manager.start("a", MODEL, MemoryNeed(1))
+    assert first.server.port == port
+    with pytest.raises(NoMemory, match="cannot load another model: no free port"):
+        manager.start("b", MODEL, MemoryNeed(1))
 
 
 def test_only_models_that_the_platform_loads_have_its_time_limit(commands: Commands, tmp_path: Path) -> None:

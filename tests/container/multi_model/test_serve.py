@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from container.errors import BadVariable
 from container.multi_model import serve
 from container.progress import LogLines
 from container.run.serve import ServeOptions
@@ -35,3 +36,12 @@ def test_each_forwarded_request_of_the_router_may_open_two_files(
         serve.serve_several(config, options, environ, LogLines(io.StringIO()), signals)
     (command,) = commands
     assert command[command.index("--worker-connections") + 1] == "500"
+
+
+def test_an_invalid_port_range_is_refused_at_the_start(tmp_path: Path) -> None:
+    environ = {"SAGEMAKER_MULTI_MODEL": "true", "SAGEMAKER_SAFE_PORT_RANGE": "21000"}
+    options = ServeOptions(tmp_path, "127.0.0.1", 0)
+    config = serve.router_config(options, environ)
+    assert config is not None
+    with StopSignals() as signals, pytest.raises(BadVariable, match="SAGEMAKER_SAFE_PORT_RANGE"):
+        serve.serve_several(config, options, environ, LogLines(io.StringIO()), signals)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from container.errors import BadVariable
 from container.run import local_server, peer
-from container.run.local_server import LocalServer, NotHealthy, free_port
+from container.run.local_server import LocalServer, NotHealthy, free_port, second_ports
 from tests.support.loopback import LoopbackServer, QuietHandler
 
 HEALTHY = (200, {"status": "Healthy"})
@@ -23,12 +24,14 @@ LOADING = (503, {"status": "Unhealthy", "state": "starting", "reason": "the mode
 
 class _Web(LoopbackServer):
     reply: tuple[int, dict[str, Any]] = HEALTHY
+    num_requests = 0
 
 
 class _Handler(QuietHandler):
     server: _Web
 
     def do_GET(self) -> None:
+        self.server.num_requests += 1
         status, body = self.server.reply
         self.respond(status, json.dumps(body).encode(), {})
 
@@ -78,16 +81,33 @@ def test_a_server_that_does_not_respond_hangs(monkeypatch: pytest.MonkeyPatch) -
 def test_another_users_process_on_the_port_is_not_the_server(
     web: _Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its response may be endless, so it gets no request."""
     server = server_of(web)
     server.wait_healthy(10.0, threading.Event())
+    web.num_requests = 0
     monkeypatch.setattr(peer, "user_of", lambda address, port, state: os.getuid() + 1)
-    with pytest.raises(NotHealthy, match="last response: 200 from another user's process"):
+    with pytest.raises(NotHealthy, match="last response: another user's process has the port"):
         server.wait_healthy(0.3, threading.Event())
+    assert web.num_requests == 0
 
 
-def test_a_machine_without_a_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_free_port_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(local_server, "_PORTS", range(port, port + 1))
-        with pytest.raises(OSError, match=r"no free port of 127\.0\.0\.1"):
-            free_port()
+        with pytest.raises(OSError, match=rf"no free port of 127\.0\.0\.1 found in {port} to {port}"):
+            free_port(range(port, port + 1))
+
+
+def test_the_platform_can_limit_the_ports() -> None:
+    default = second_ports({})
+    assert second_ports({"SAGEMAKER_SAFE_PORT_RANGE": ""}) == default
+    assert second_ports({"SAGEMAKER_SAFE_PORT_RANGE": "21000-21999"}) == range(21_000, 22_000)
+    assert second_ports({"SAGEMAKER_SAFE_PORT_RANGE": "1-65535"}) == range(1, 65_536)
+
+
+@pytest.mark.parametrize(
+    "text", ["21000", "21000-", "21999-21000", "0-99", "1-65536", "a-b", "1-2-3", "\u0661-9"]
+)
+def test_an_invalid_range_of_ports_is_refused(text: str) -> None:
+    with pytest.raises(BadVariable, match=r"is not a range of ports; allowed: FIRST-LAST within 1 to 65535"):
+        second_ports({"SAGEMAKER_SAFE_PORT_RANGE": text})
