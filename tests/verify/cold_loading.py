@@ -1,9 +1,9 @@
-"""A model of 2.2 GB that is not in the page cache loads at 80 % of the rate of `cat`.
+"""A model of 2.2 GB that is not in the page cache loads at 80 % of the rate of `cat` beside a touch of as much memory.
 
-`cat` and the loader run alternately, each in a new process after the file has been dropped from the page cache. Just
-before, the process touches and frees memory for both the file and the weights: in a virtual machine the first touch of
-memory may have to wait for the host, which can take longer than the disk, and the weights need as much memory again as
-the file.
+Weights need as much memory again as the file. In a virtual machine the first touch of memory may have to wait for the
+host, which can take longer than the disk. So a loader is compared with `cat` of the file while a thread touches as much
+new memory, in huge pages. Both run alternately, each in a new process, after the file has been dropped from the page
+cache.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from lmi_kernels.cpu import shared_team
 file = Path(sys.argv[1])
 config = read_config(file.parent)
 shared_team()
-with mmap.mmap(-1, 3 * file.stat().st_size) as memory:
-    touched = torch.frombuffer(memory, dtype=torch.uint8)
-    touched[:: mmap.PAGESIZE] = 1
-    del touched
 start = time.perf_counter()
 if sys.argv[2] == "cat":
-    subprocess.run(["cat", file], stdout=subprocess.DEVNULL, check=True)
+    with mmap.mmap(-1, file.stat().st_size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        cat = subprocess.Popen(["cat", file], stdout=subprocess.DEVNULL)
+        for at in range(0, len(memory), mmap.PAGESIZE):
+            memory[at] = 1
+        cat.wait()
 else:
     pack = partial(lmi_kernels.pack, storage=None)
     weights = WeightReader(file.parent, torch.bfloat16, None, torch.device("cpu"), pack)
@@ -66,11 +67,11 @@ def verify(lab: Lab, report: Report) -> None:
         order = ("cat", "load") if number % 2 else ("load", "cat")
         seconds = {what: _seconds(file, what) for what in order}
         shares.append(seconds["cat"] / seconds["load"])
-        report.figure(f"round {number + 1}: {shares[-1]:.2f} of the rate of cat")
+        report.figure(f"round {number + 1}: {shares[-1]:.2f} of the rate of cat and touch")
     share = statistics.median(shares)
     report.require(
         share >= _MIN_SHARE,
-        f"{share:.2f} of the rate of cat ({min(shares):.2f} to {max(shares):.2f}), at least {_MIN_SHARE:g}",
+        f"{share:.2f} of the rate of cat and touch ({min(shares):.2f} to {max(shares):.2f}), at least {_MIN_SHARE:g}",
     )
     file.unlink()
 
