@@ -43,7 +43,7 @@ def test_a_rolling_file_is_searched_around_its_own_values(make_spaces: Spaces) -
         "option.enable_chunked_prefill": ("true", "false"),
         "option.paged_attention": ("true", "false"),
         "option.batch_scheduler_policy": ("", "max_utilization", "guaranteed_no_evict"),
-        "option.block_size": ("", "8", "32"),
+        "option.block_size": ("16", "8", "32"),
     }
     assert (space.changes(space.start), space.num_points) == ({}, 5 * 6 * 2 * 2 * 3 * 3)
     point = ("16", *space.start[1:])
