@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.support.large_llama import write_llama
 from tests.support.paths import REPO_ROOT, child_environment
 from tests.verify.lab import Lab, Report, run_alone
 
@@ -77,25 +76,19 @@ def verify(lab: Lab, report: Report) -> None:
 
 
 def _write_model(folder: Path) -> Path:
-    """Write a Llama model of 1.1e9 parameters in bf16, as to the disk."""
-    config = LlamaConfig(
-        architectures=["LlamaForCausalLM"],
+    """Write a model of 1.1e9 parameters, as to the disk."""
+    write_llama(
+        folder,
+        lambda shape: torch.rand(shape).sub_(0.5),
         hidden_size=2048,
         intermediate_size=5632,
         num_hidden_layers=22,
         num_attention_heads=32,
         num_key_value_heads=4,
-        dtype="bfloat16",
         tie_word_embeddings=False,
     )
-    config.save_pretrained(folder)
-    with torch.device("meta"):
-        shapes = {name: each.shape for name, each in LlamaForCausalLM(config).named_parameters()}
-    tensors = {name: torch.rand(shape).sub_(0.5).bfloat16() for name, shape in shapes.items()}
-    file = folder / "model.safetensors"
-    save_file(tensors, file)
     os.sync()
-    return file
+    return folder / "model.safetensors"
 
 
 def _seconds(file: Path, what: str) -> float:

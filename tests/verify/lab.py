@@ -24,7 +24,8 @@ fresh_clone token_equality rolling client_disconnects failures startup malformed
 clients differing_parameters s3_serve scheduler_properties schedules kv_waste prefix_cache chunked_prefill
 scheduler_cost sampling batch_invariance kernels_without_gpu architectures asynchronous_scheduling gpu_results
 instruction_sets random_examples slow_clients comparison_errors s3_speed quantization sanitizers tokenizers
-foreign_models image tuning several_models endpoint simulation other_clients real_comparisons report_page cold_loading
+transformers_backend image tuning several_models endpoint simulation other_clients real_comparisons report_page
+cold_loading
 """
 NAMES = _NAMES.split()
 """Modules of the checks of docs/verify.md, in the order of their numbers."""

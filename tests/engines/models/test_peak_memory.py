@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from lmi_kernels.cpu import shared_team
+from tests.support.large_llama import write_llama
 from tests.support.paths import REPO_ROOT, child_environment
 
 _HIDDEN, _WIDTH = 1024, 4096
@@ -52,22 +51,17 @@ print(weights.owned_bytes, config.logit_bounds_bytes(), peak, end, weights.bytes
 def test_peak_memory_is_at_most_the_loaded_model_and_one_tensor(tmp_path: Path) -> None:
     if shared_team() is None:
         pytest.skip("native kernels are not built")
-    config = LlamaConfig(
-        architectures=["LlamaForCausalLM"],
+    tensors = write_llama(
+        tmp_path,
+        torch.ones,
         hidden_size=_HIDDEN,
         intermediate_size=_WIDTH,
         num_hidden_layers=6,
         num_attention_heads=16,
         vocab_size=8192,
         max_position_embeddings=64,
-        dtype="bfloat16",
         tie_word_embeddings=True,
     )
-    config.save_pretrained(tmp_path)
-    with torch.device("meta"):
-        shapes = {name: each.shape for name, each in LlamaForCausalLM(config).named_parameters()}
-    tensors = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
-    save_file(tensors, tmp_path / "model.safetensors")
     result = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path)],
         capture_output=True,

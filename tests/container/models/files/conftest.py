@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import botocore.session
 import huggingface_hub
 import pytest
 
-from container.models.files import retry
+from container.models.files import fetch, retry
 from container.models.files.hub import remote as hub_remote
 from container.models.files.s3 import remote
+from container.progress import LogLines
 from tests.container.models.files.s3_lab import BUCKET, S3Lab
+from tests.container.models.files.scripted_remote import Obtain, Obtained, ScriptedRemote
 from tests.support.faulty_proxy import faulty_proxy
 from tests.support.hub_server import HubServer
 from tests.support.model_files import NO_PROXY
@@ -41,6 +44,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def obtain(cache: Path) -> Obtain:
+    def run(remote: ScriptedRemote) -> Obtained:
+        log = io.StringIO()
+        return Obtained(fetch.obtain(remote, cache, LogLines(log)), log.getvalue())
+
+    return run
 
 
 @pytest.fixture

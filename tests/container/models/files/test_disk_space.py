@@ -12,7 +12,7 @@ import pytest
 from container.models.errors import ModelNotAvailable, RemoteUnreachable
 from container.models.files import fetch
 from container.progress import LogLines
-from tests.container.models.files.test_fetch import ScriptedRemote, contents, unfinished_fetches
+from tests.container.models.files.scripted_remote import ScriptedRemote, contents, unfinished_fetches
 
 
 def obtain(remote: ScriptedRemote, cache: Path) -> Path:

@@ -5,102 +5,29 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from container.models.errors import AccessRefused, DamagedContent, ModelNotAvailable, RemoteUnreachable
+from container.models.errors import AccessRefused, ModelNotAvailable, RemoteUnreachable
 from container.models.files import choice, fetch
 from container.models.files.copies import Copy, folders, last_published, read_json
-from container.models.files.remote import RemoteFile, Report, Selection, Snapshot, Verification
+from container.models.files.remote import RemoteFile, Selection, Snapshot, Verification
 from container.progress import LogLines
-from tests.support.model_folders import safetensors_bytes
+from tests.container.models.files.scripted_remote import (
+    BY_SHA256,
+    FILES,
+    MODEL,
+    SHARDS,
+    WEIGHTS,
+    Obtain,
+    ScriptedRemote,
+    contents,
+    unfinished_fetches,
+)
 from tests.support.waiting import wait_until
 
-_WEIGHTS = safetensors_bytes(["a"], 10_000)
-_MODEL = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": _WEIGHTS}
-_SHARDS = {
-    "config.json": b"{}",
-    choice.INDEX: b'{"weight_map": {"a": "m1.safetensors", "b": "m2.safetensors"}}',
-    "m1.safetensors": safetensors_bytes(["a"], 10_000),
-    "m2.safetensors": safetensors_bytes(["b"], 10_000),
-}
-_BY_SHA256 = Verification("sha256")
 _DAMAGED = ModelNotAvailable("damaged")
-
-
-@dataclass
-class ScriptedRemote:
-    """A remote with files in memory, which resumes files.
-
-    `break_at` maps paths to errors raised after half of the file is written.
-    """
-
-    files: dict[str, bytes] = field(default_factory=lambda: dict(_MODEL))
-    name: str = "test://model"
-    listing_error: Exception | None = None
-    break_at: dict[str, Exception] = field(default_factory=dict)
-    verify_errors: dict[str, Exception] = field(default_factory=dict)
-    verification: Verification = _BY_SHA256
-    fetched: list[str] = field(default_factory=list)
-    num_bytes: int = 0
-    """Number of bytes sent."""
-
-    def list_files(self) -> tuple[RemoteFile, ...]:
-        if self.listing_error is not None:
-            raise self.listing_error
-        return tuple(
-            RemoteFile(path, len(content), str(hash(content))) for path, content in self.files.items()
-        )
-
-    def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
-        self.fetched.append(file.path)
-        content, error = self.files[file.path], self.break_at.get(file.path)
-        begin = target.stat().st_size if target.exists() else 0
-        end = len(content) // 2 if error else len(content)
-        with target.open("ab") as out:
-            out.write(content[begin:end])
-        self.num_bytes += end - begin
-        report(end)
-        if error:
-            raise error
-        return self.verification
-
-    def verify(self, file: RemoteFile, path: Path) -> Verification:
-        if error := self.verify_errors.get(file.path):
-            raise error
-        if self.verification.by and path.read_bytes() != self.files[file.path]:
-            raise DamagedContent(f"{self.name} {file.path}: sha256 differs")
-        return self.verification
-
-
-class Obtained(NamedTuple):
-    folder: Path
-    log: str
-
-
-Obtain = Callable[[ScriptedRemote], Obtained]
-
-
-@pytest.fixture
-def obtain(cache: Path) -> Obtain:
-    def run(remote: ScriptedRemote) -> Obtained:
-        log = io.StringIO()
-        return Obtained(fetch.obtain(remote, cache, LogLines(log)), log.getvalue())
-
-    return run
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def unfinished_fetches(cache: Path) -> list[str]:
-    aside = cache / "models" / ".remote"
-    return sorted(path.name for path in aside.glob("*.part")) if aside.exists() else []
 
 
 def test_a_model_is_published_under_a_readable_name(obtain: Obtain, cache: Path) -> None:
@@ -108,7 +35,7 @@ def test_a_model_is_published_under_a_readable_name(obtain: Obtain, cache: Path)
     folder = obtain(remote).folder
     assert folder.parent == cache / "models"
     assert folder.name.startswith("s3-my-bucket-falcon-40b-")
-    assert contents(folder) == _MODEL
+    assert contents(folder) == MODEL
     assert last_published(remote.name, cache) == folder
     assert last_published("s3://my-bucket/falcon-40b/", cache) is None
 
@@ -156,7 +83,7 @@ def test_an_interrupted_fetch_is_resumed(kind: type[ModelNotAvailable], obtain: 
     assert len(unfinished_fetches(cache)) == 1
     remote = ScriptedRemote()
     folder, log = obtain(remote)
-    assert contents(folder) == _MODEL
+    assert contents(folder) == MODEL
     assert remote.fetched == ["model.safetensors"], "whole files were fetched again"
     assert "resuming an interrupted fetch" in log
     assert unfinished_fetches(cache) == []
@@ -165,9 +92,9 @@ def test_an_interrupted_fetch_is_resumed(kind: type[ModelNotAvailable], obtain: 
 def test_an_interrupted_fetch_of_another_version_is_removed(obtain: Obtain, cache: Path) -> None:
     with pytest.raises(RemoteUnreachable):
         obtain(ScriptedRemote(break_at={"model.safetensors": RemoteUnreachable("gone")}))
-    other = ScriptedRemote(files={**_MODEL, "config.json": b'{"a": 1}'})
+    other = ScriptedRemote(files={**MODEL, "config.json": b'{"a": 1}'})
     obtain(other)
-    assert sorted(other.fetched) == sorted(_MODEL)
+    assert sorted(other.fetched) == sorted(MODEL)
     assert unfinished_fetches(cache) == []
 
 
@@ -179,24 +106,21 @@ def test_a_definite_error_leaves_no_partial_files(obtain: Obtain, cache: Path) -
 
 def test_a_definite_error_keeps_complete_shards(obtain: Obtain, cache: Path) -> None:
     with pytest.raises(ModelNotAvailable, match="damaged"):
-        obtain(ScriptedRemote(files=_SHARDS, break_at={"m2.safetensors": _DAMAGED}))
+        obtain(ScriptedRemote(files=SHARDS, break_at={"m2.safetensors": _DAMAGED}))
     kept = {path.name for path in (cache / "models" / ".remote").glob("*.part/*")}
-    assert kept == set(_SHARDS) - {"m2.safetensors"}, "a partial shard was kept, or a complete one was not"
-    remote = ScriptedRemote(files=_SHARDS)
-    assert contents(obtain(remote).folder) == _SHARDS
+    assert kept == set(SHARDS) - {"m2.safetensors"}, "a partial shard was kept, or a complete one was not"
+    remote = ScriptedRemote(files=SHARDS)
+    assert contents(obtain(remote).folder) == SHARDS
     assert remote.fetched == ["m2.safetensors"]
-
-
-_FILES = "test://model: 3 files (config.json, ...)"
 
 
 @pytest.mark.parametrize(
     ("verification", "line"),
     [
-        (_BY_SHA256, f"note: {_FILES}: verified by sha256"),
+        (BY_SHA256, f"note: {FILES}: verified by sha256"),
         (
             Verification("", "there is no checksum"),
-            f"warning: {_FILES}: NOT VERIFIED: there is no checksum; checked only sizes and weight headers",
+            f"warning: {FILES}: NOT VERIFIED: there is no checksum; checked only sizes and weight headers",
         ),
     ],
 )
@@ -212,8 +136,8 @@ def test_a_full_disk_keeps_the_bytes(code: int, obtain: Obtain, cache: Path) -> 
     with pytest.raises(ModelNotAvailable, match=words):
         obtain(ScriptedRemote(break_at={"model.safetensors": full}))
     remote = ScriptedRemote()
-    assert contents(obtain(remote).folder) == _MODEL
-    assert remote.num_bytes == len(_WEIGHTS) - len(_WEIGHTS) // 2
+    assert contents(obtain(remote).folder) == MODEL
+    assert remote.num_bytes == len(WEIGHTS) - len(WEIGHTS) // 2
 
 
 def test_a_definite_error_keeps_only_complete_gguf_parts_in_a_subfolder(cache: Path) -> None:
@@ -247,9 +171,9 @@ def test_a_file_that_cannot_be_flushed_is_fetched_again(
         with pytest.raises(ModelNotAvailable, match="is full"):
             obtain(ScriptedRemote())
     remote = ScriptedRemote()
-    assert contents(obtain(remote).folder) == _MODEL
+    assert contents(obtain(remote).folder) == MODEL
     assert remote.fetched == ["model.safetensors"]
-    assert remote.num_bytes == len(_WEIGHTS)
+    assert remote.num_bytes == len(WEIGHTS)
 
 
 def test_a_file_is_fetched_while_the_previous_one_is_flushed(
@@ -263,47 +187,16 @@ def test_a_file_is_fetched_while_the_previous_one_is_flushed(
         flushed.append(path.name)
 
     monkeypatch.setattr(fetch, "flush", flush)
-    assert contents(obtain(remote).folder) == _MODEL
-    assert sorted(flushed) == sorted(_MODEL)
+    assert contents(obtain(remote).folder) == MODEL
+    assert sorted(flushed) == sorted(MODEL)
 
 
 def test_only_the_missing_file_of_a_copy_is_fetched(obtain: Obtain) -> None:
-    folder = obtain(ScriptedRemote(files=_SHARDS)).folder
+    folder = obtain(ScriptedRemote(files=SHARDS)).folder
     (folder / "m2.safetensors").unlink()
-    remote = ScriptedRemote(files=_SHARDS)
-    assert contents(obtain(remote).folder) == _SHARDS
+    remote = ScriptedRemote(files=SHARDS)
+    assert contents(obtain(remote).folder) == SHARDS
     assert remote.fetched == ["m2.safetensors"]
-
-
-@dataclass
-class WatchedRemote(ScriptedRemote):
-    """A remote that looks into a copy's folder whenever a file is fetched."""
-
-    folder: Path = Path()
-    seen: list[set[str]] = field(default_factory=list)
-
-    def fetch(self, file: RemoteFile, target: Path, report: Report) -> Verification:
-        self.seen.append(set(contents(self.folder)))
-        return super().fetch(file, target, report)
-
-
-def test_a_copy_is_completed_in_place_because_a_server_may_use_it(obtain: Obtain, cache: Path) -> None:
-    folder = obtain(ScriptedRemote(files=_SHARDS)).folder
-    inode, damaged = folder.stat().st_ino, "m2.safetensors"
-    (folder / "config.json").write_bytes(b"cut off")
-    remote = WatchedRemote(files=_SHARDS, folder=folder)
-    obtain(remote)
-    (folder / damaged).write_bytes(bytes(len(_SHARDS[damaged])))
-    remote.break_at[damaged] = RemoteUnreachable("gone")
-    with pytest.raises(RemoteUnreachable):
-        verify(remote, cache)
-    remote.break_at.clear()
-    verify(remote, cache)
-    assert remote.fetched == ["config.json", damaged, damaged]
-    assert remote.seen == [set(_SHARDS), set(_SHARDS) - {damaged}, set(_SHARDS) - {damaged}]
-    assert contents(folder) == _SHARDS
-    assert folder.stat().st_ino == inode
-    assert unfinished_fetches(cache) == []
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(obtain: Obtain, cache: Path) -> None:
@@ -312,10 +205,10 @@ def test_a_cache_that_cannot_be_written_is_an_error(obtain: Obtain, cache: Path)
         obtain(ScriptedRemote())
 
 
-@pytest.mark.parametrize("wrong", [_WEIGHTS[:-100], _WEIGHTS + b"more", b"no safetensors at all", b""])
+@pytest.mark.parametrize("wrong", [WEIGHTS[:-100], WEIGHTS + b"more", b"no safetensors at all", b""])
 def test_incomplete_weights_are_not_published(wrong: bytes, obtain: Obtain, cache: Path) -> None:
     with pytest.raises(ModelNotAvailable, match="is not a complete safetensors file"):
-        obtain(ScriptedRemote(files={**_MODEL, "model.safetensors": wrong}))
+        obtain(ScriptedRemote(files={**MODEL, "model.safetensors": wrong}))
     assert [path.name for path in (cache / "models").iterdir()] == [".remote"]
     assert unfinished_fetches(cache) == []
 
@@ -334,77 +227,8 @@ def test_incomplete_weights_are_not_published(wrong: bytes, obtain: Obtain, cach
 def test_a_bad_weight_index_is_rejected_before_weights_are_fetched(
     index: bytes, words: str, obtain: Obtain
 ) -> None:
-    remote = ScriptedRemote(files={"config.json": b"{}", choice.INDEX: index, "m1.safetensors": _WEIGHTS})
+    remote = ScriptedRemote(files={"config.json": b"{}", choice.INDEX: index, "m1.safetensors": WEIGHTS})
     with pytest.raises(ModelNotAvailable) as caught:
         obtain(remote)
     assert words in str(caught.value)
     assert remote.fetched == [choice.INDEX]
-
-
-def verify(remote: ScriptedRemote, cache: Path) -> Obtained:
-    log = io.StringIO()
-    return Obtained(fetch.verify(remote, cache, LogLines(log)), log.getvalue())
-
-
-def test_verification_of_an_intact_copy_does_not_modify_it(obtain: Obtain, cache: Path) -> None:
-    folder = obtain(ScriptedRemote()).folder
-    inode = folder.stat().st_ino
-    remote = ScriptedRemote()
-    again, log = verify(remote, cache)
-    assert again == folder
-    assert folder.stat().st_ino == inode
-    assert remote.fetched == []
-    assert f"{_FILES}: verified by sha256" in log
-
-
-def test_a_damaged_file_of_the_right_size_is_fetched_again(obtain: Obtain, cache: Path) -> None:
-    folder = obtain(ScriptedRemote()).folder
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    remote = ScriptedRemote()
-    again, log = verify(remote, cache)
-    assert again == folder
-    assert contents(folder) == remote.files
-    assert remote.fetched == ["model.safetensors"]
-    assert "sha256 differs" in log
-    assert str(weights) in log
-
-
-def test_a_copy_that_cannot_be_verified_is_reported(obtain: Obtain, cache: Path) -> None:
-    remote = ScriptedRemote(verification=Verification("", "there is no checksum"))
-    obtain(remote)
-    assert "NOT VERIFIED: there is no checksum" in verify(remote, cache).log
-
-
-def test_verification_requires_a_connection(obtain: Obtain, cache: Path) -> None:
-    obtain(ScriptedRemote())
-    with pytest.raises(RemoteUnreachable):
-        verify(ScriptedRemote(listing_error=RemoteUnreachable("no network")), cache)
-
-
-@pytest.mark.parametrize("deleted", [True, False], ids=["after a deletion", "after an interruption"])
-def test_verification_compares_the_files_of_an_incomplete_copy(
-    deleted: bool, obtain: Obtain, cache: Path
-) -> None:
-    folder = obtain(ScriptedRemote(files=_SHARDS)).folder
-    for shard in ("m1.safetensors", "m2.safetensors"):
-        (folder / shard).write_bytes(bytes(len(_SHARDS[shard])))
-    remote = ScriptedRemote(files=_SHARDS)
-    if deleted:
-        (folder / "m1.safetensors").unlink()
-    else:
-        remote.verify_errors["m2.safetensors"] = RemoteUnreachable("gone")
-        with pytest.raises(RemoteUnreachable):
-            verify(remote, cache)
-        assert not (folder / "m1.safetensors").exists()
-        remote.verify_errors.clear()
-    verify(remote, cache)
-    assert contents(folder) == _SHARDS
-
-
-def test_verification_compares_the_files_of_an_interrupted_fetch(obtain: Obtain, cache: Path) -> None:
-    with pytest.raises(RemoteUnreachable):
-        obtain(ScriptedRemote(files=_SHARDS, break_at={"m2.safetensors": RemoteUnreachable("gone")}))
-    (shard,) = cache.glob("models/.remote/*.part/m1.safetensors")
-    shard.write_bytes(bytes(len(_SHARDS[shard.name])))
-    assert contents(verify(ScriptedRemote(files=_SHARDS), cache).folder) == _SHARDS

@@ -16,7 +16,7 @@ from container.models.files import ModelNotAvailable, fetch, pruning
 from container.models.files.copies import key, last_published
 from container.models.publish import locked
 from container.progress import LogLines
-from tests.container.models.files.test_fetch import ScriptedRemote
+from tests.container.models.files.scripted_remote import ScriptedRemote
 
 NAME = "test://model"
 

@@ -42,10 +42,10 @@ def verify(lab: Lab, report: Report) -> None:
                 report.require(
                     worst < 1e-4 and same, f"{name}, degree {degree}: logits differ by at most {worst:.1e}"
                 )
-    own, foreign = _measure_decodes()
+    own, backend = _measure_decodes()
     report.require(
-        foreign <= _LIMIT * own,
-        f"a decode of Llama takes {foreign:.1f} ms as transformers' module, {own:.1f} ms as our own model;"
+        backend <= _LIMIT * own,
+        f"a decode of Llama takes {backend:.1f} ms as transformers' module, {own:.1f} ms as our own model;"
         f" limit {_LIMIT} times",
     )
 
@@ -67,8 +67,8 @@ def _measure_decodes() -> tuple[float, float]:
             model.steps.update(plan)
             model.steps.compute(model.steps.prepare(plan))
             seconds.append(time.perf_counter() - started)
-    own, foreign = (statistics.median(seconds) * 1e3 for seconds in samples)
-    return own, foreign
+    own, backend = (statistics.median(seconds) * 1e3 for seconds in samples)
+    return own, backend
 
 
 def _load(folder: str, impl: str) -> LoadedModel:
