@@ -28,6 +28,7 @@ namespace lmi {
 enum Storage : int32_t { kBf16 = 0, kFp16 = 1, kFp32 = 2, kInt8 = 3, kBf16Pairs = 4 };
 
 constexpr int64_t kPanel = 32;  // output features in a panel of a weight
+constexpr int64_t kMaxCopied = 4096;  // input features of a panel that may be copied: 512 KiB of the L2 cache
 
 // Number of integers in a row or column of an int8 product, padded with zeros.
 static inline int64_t depth_of(int64_t in_features) { return (in_features + 63) / 64 * 64; }
@@ -120,6 +121,8 @@ class Worker {
   void next() { first_ += total_; }
   // Wait until all workers reach the barrier. Claims then restart at 0.
   void barrier();
+  // Memory of this worker for one panel of up to kMaxCopied input features in fp32.
+  float* copy() const;
   // Write a heartbeat. `claim` does so too.
   void show_alive();
 

@@ -25,7 +25,7 @@ void spin_until(Done done) {
 
 }  // namespace
 
-Team::Team(int num_threads) {
+Team::Team(int num_threads) : copies_(new CopiedRow[num_threads * kMaxCopied]) {
   try {
     for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { run_thread(index); });
   } catch (...) {
@@ -84,6 +84,8 @@ bool Team::wait_for_work(uint64_t seen) {
 }
 
 int Worker::count() const { return team_.size(); }
+
+float* Worker::copy() const { return team_.copies_[index_ * kMaxCopied].columns; }
 
 void Worker::show_alive() {
   if (index_ != 0 || !team_.alive_at_) return;

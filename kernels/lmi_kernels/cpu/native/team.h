@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -35,6 +36,10 @@ class Team {
   void end();
   bool wait_for_work(uint64_t seen);
 
+  struct alignas(64) CopiedRow {
+    float columns[kPanel];
+  };
+  std::unique_ptr<CopiedRow[]> copies_;  // [threads, kMaxCopied]; untouched memory takes no space
   std::vector<std::thread> threads_;
   Work work_ = nullptr;
   void* argument_ = nullptr;
