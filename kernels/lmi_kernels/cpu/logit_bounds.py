@@ -10,7 +10,7 @@ from lmi_kernels.cpu.weight import NativeWeight
 
 _PANEL = 32
 """`kPanel` of `native.h`."""
-_SEARCH_FLOATS = _PANEL + 5
+_SEARCH_FLOATS = _PANEL + 6
 """`kSearchFloats` of `operations.h`."""
 _MAX_NORM = 1e15
 _MAX_COLUMNS = 1 << 24

@@ -271,8 +271,8 @@ struct GreedyHead {
   float* products;  // scratch: [workers, max_rows, kSearchFloats]
 };
 
-// Floats of scratch for each worker and row: the products of a panel, a limit, the best product, and a mark.
-constexpr int64_t kSearchFloats = kPanel + 5;
+// Floats of scratch for each worker and row: the products of a panel, a limit, a segment, the best product, and a mark.
+constexpr int64_t kSearchFloats = kPanel + 6;
 
 constexpr int64_t kSlack = 64;  // floats after a row of scratch, for whole-vector accesses
 
