@@ -13,9 +13,9 @@ from lmi_kernels.cpu.weight import NativeWeight
 from tests.kernels.references.activate import TORCH_ACTIVATIONS
 from tests.support.seeds import fresh_generator
 
-SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 33), (200, 576))
-"""Output and input features."""
-_ROWS = (*range(1, 10), 11, 12, 13, 14, 15, 16, 17, 27, 28, 29, 31, 32, 33, 48, 49, 64, 97)
+SHAPES = ((1, 1), (31, 7), (33, 5), (64, 130), (100, 33), (200, 576), (40, 4096), (40, 4097))
+"""Output and input features. Panels are copied up to 4,096 input features (`kMaxCopied`)."""
+_ROWS = (*range(1, 10), 11, 12, 13, 14, 15, 16, 17, 23, 24, 27, 28, 29, 31, 32, 33, 48, 49, 64, 97)
 MAX_ROWS = max(_ROWS)
 
 

@@ -31,9 +31,12 @@ def test_products_match_fp64_and_are_bit_identical_for_any_number_of_rows(
     linears.check_products(team, NativeWeight(team, weight, bias), x, weight, bias)
 
 
-def test_products_are_bit_identical_for_any_number_of_threads(library: Library, team: Team) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_products_are_bit_identical_for_any_number_of_threads(
+    library: Library, team: Team, dtype: torch.dtype
+) -> None:
     generator = fresh_generator()
-    native = NativeWeight(team, torch.randn(300, 90, generator=generator))
+    native = NativeWeight(team, torch.randn(300, 90, generator=generator).to(dtype))
     linears.check_threads(library, native, torch.randn(40, 90, generator=generator))
 
 

@@ -4,7 +4,7 @@
 
 #include <chrono>
 #include <cstring>
-#include <system_error>
+#include <exception>
 
 #include "operations.h"
 #include "team.h"
@@ -89,11 +89,11 @@ EXPORT int64_t lmi_struct_sizes() {
          sizeof(GreedyHead);
 }
 
-// Start a team of threads. Returns null if the system refuses a thread.
+// Start a team of threads. Returns null if the system refuses a thread or its memory.
 EXPORT Team* lmi_team_new(int32_t num_threads) {
   try {
     return new Team(num_threads);
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     return nullptr;
   }
 }

@@ -18,7 +18,7 @@ class Team {
  public:
   using Work = void (*)(void* argument, Worker& worker);
 
-  // Throws std::system_error if the system refuses a thread.
+  // Throws std::system_error if the system refuses a thread, std::bad_alloc if it refuses memory.
   explicit Team(int num_threads);
   ~Team();
   Team(const Team&) = delete;
