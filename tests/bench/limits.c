@@ -1,9 +1,8 @@
 /* Measure peak rates of this machine on N threads: fp32 FMAs, int8 dot products, memory reads.
  *
  * `limits N` prints one JSON object: GFLOP/s (a multiply-add counts as two operations), GOP/s of int8 dot products
- * (null if the target has no such instructions) and GB/s. Each is the best of several tries, which
- * last from the first thread's start to the last one's end. On a busy machine a thread other than these may run late, so
- * only they take the time.
+ * (null if the target has no such instructions) and GB/s. Each is the best of several tries. A try lasts from the first
+ * thread's start to the last one's end, as these threads measure it: any other thread might run late.
  */
 #include <pthread.h>
 #include <stdint.h>
