@@ -122,7 +122,7 @@ class Worker {
   // Wait until all workers reach the barrier. Claims then restart at 0.
   void barrier();
   // Memory of this worker for one panel of up to kMaxCopied input features in fp32.
-  float* copy() const;
+  float* panel_copy() const;
   // Write a heartbeat. `claim` does so too.
   void show_alive();
 

@@ -85,7 +85,7 @@ bool Team::wait_for_work(uint64_t seen) {
 
 int Worker::count() const { return team_.size(); }
 
-float* Worker::copy() const { return team_.copies_[index_ * kMaxCopied].columns; }
+float* Worker::panel_copy() const { return team_.copies_[index_ * kMaxCopied].columns; }
 
 void Worker::show_alive() {
   if (index_ != 0 || !team_.alive_at_) return;
