@@ -1,7 +1,7 @@
 /* Measure peak rates of this machine on N threads: fp32 FMAs, int8 dot products, memory reads.
  *
- * `limits N` prints one JSON object: GFLOP/s (a multiply-add counts as two operations), GOP/s of int8 dot products
- * (null if the target has no such instructions) and GB/s. Each is the best of several tries. A try lasts from the first
+ * `limits N TRIES` prints one JSON object: GFLOP/s (a multiply-add counts as two operations), GOP/s of int8 dot products
+ * (null if the target has no such instructions) and GB/s. Each is the best of all tries. A try lasts from the first
  * thread's start to the last one's end, as these threads measure it: any other thread might run late.
  */
 #include <pthread.h>
@@ -21,7 +21,6 @@
 #endif
 #define CHAINS 12 /* independent sums: at least latency x throughput of every known processor */
 #define ROUNDS 50000000L
-#define TRIES 5
 #define READ_BYTES (512L << 20) /* per thread, far more than any cache */
 
 #if defined(__AVX512F__)
@@ -108,9 +107,9 @@ static void *run(void *argument) {
 }
 
 /* Return the total rate of all threads in units of 1e9 per second, the best of all tries. */
-static double rate(int threads, double (*work)(void), lanes **data) {
+static double rate(int threads, int tries, double (*work)(void), lanes **data) {
     double best = 0;
-    for (int try = 0; try < TRIES; try++) {
+    for (int try = 0; try < tries; try++) {
         pthread_t ids[threads];
         job jobs[threads];
         pthread_barrier_init(&barrier, NULL, threads);
@@ -132,15 +131,16 @@ static double rate(int threads, double (*work)(void), lanes **data) {
 }
 
 int main(int count, char **arguments) {
-    int threads = count > 1 ? atoi(arguments[1]) : 1;
-    if (threads < 1) return 2;
+    int threads = count > 2 ? atoi(arguments[1]) : 0, tries = count > 2 ? atoi(arguments[2]) : 0;
+    if (threads < 1 || tries < 1) return 2;
     lanes *data[threads];
     for (int i = 0; i < threads; i++) {
         data[i] = aligned_alloc(1 << 21, READ_BYTES);
         if (!data[i]) return 1;
         memset(data[i], 1, READ_BYTES); /* untouched pages would all map to one zero page */
     }
-    double fma = rate(threads, fma_loop, NULL), dots = rate(threads, int8_loop, NULL), read = rate(threads, NULL, data);
+    double fma = rate(threads, tries, fma_loop, NULL), dots = rate(threads, tries, int8_loop, NULL);
+    double read = rate(threads, tries, NULL, data);
     printf("{\"threads\": %d, \"fp32_gflops\": %.1f, ", threads, fma);
     if (dots > 0) printf("\"int8_gops\": %.1f, ", dots);
     else printf("\"int8_gops\": null, ");

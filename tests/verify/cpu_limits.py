@@ -1,6 +1,6 @@
 """A step of SmolLM2 in fp32 comes near the limits of the processor, which are measured in the same run.
 
-In each round, `lmi profile` runs between two measurements of the limits (`tests/bench/limits.c`), whose mean counts.
+Medians of rounds, see `steps_beside_limits.py`; the limits are those of `tests/bench/limits.c`.
 Operations are those of matrix products, including the whole head, though the greedy head computes most of it in int8.
 A chunk's are those of all layers but the last, which computes little, and of attention. Bytes are those of the layers
 in bf16 and of the head's int8 copy.
@@ -11,14 +11,22 @@ from __future__ import annotations
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
-from tests.bench.limits import Limits, combined, measure
+from container.explain.resolve import resolve
+from container.machine import detect
+from container.run import launch
+from container.run.launch import RuntimePaths
+from lmi_server.properties import loader
+from tests.bench.limits import Limits, combined
 from tests.bench.model import read_matrices
+from tests.support.paths import REPO_ROOT
 from tests.verify.commands import run_python
 from tests.verify.lab import Lab, Report, run_alone
+from tests.verify.steps_beside_limits import SHAPES
 
 _PROPERTIES = "tests/bench/properties/fp32"
-_NUM_ROUNDS = 5
+_NUM_ROUNDS = 20
 _MIN_SHARES = {
     "products of 32 rows, of the FMA peak": 0.80,
     "step of 32 rows, of the FMA peak": 0.60,
@@ -30,38 +38,40 @@ _MAX_PYTHON_MS = 1.5
 
 
 def verify(lab: Lab, report: Report) -> None:
-    shares: dict[str, list[float]] = {name: [] for name in _MIN_SHARES}
-    python = []
-    before = measure(lab.folder)
-    for _ in range(_NUM_ROUNDS):
-        steps = _profile(lab.folder / "profile.json")
-        after = measure(lab.folder)
-        limits = combined((before, after), statistics.mean)
-        before = after
-        assert limits is not None
-        report.figure(f"{limits.fp32_gflops:.0f} GFLOP/s, {limits.read_gbs:.1f} GB/s")
-        for name, share in zip(_MIN_SHARES, _shares(lab.model, steps, limits), strict=True):
-            shares[name].append(share)
-        python.append(steps[1]["parts"]["python"])
-    for name, least in _MIN_SHARES.items():
-        share = statistics.median(shares[name])
-        spread = f"{min(shares[name]):.0%} to {max(shares[name]):.0%}"
-        report.require(share >= least, f"{name}: {share:.1%} ({spread}), at least {least:.0%}")
-    median = statistics.median(python)
-    report.require(median <= _MAX_PYTHON_MS, f"{median:.2f} ms outside native operations with 32 sequences")
+    lines = _measure(lab)
+    limits = [Limits(**line["limits"]) for line in lines]
+    median = combined(limits, statistics.median)
+    assert median is not None
+    report.figure(
+        f"{median.fp32_gflops:.0f} GFLOP/s, {median.read_gbs:.1f} GB/s; medians of {_NUM_ROUNDS} rounds"
+    )
+    rounds = [_shares(lab.model, lines[i : i + len(SHAPES)]) for i in range(0, len(lines), len(SHAPES))]
+    for (name, least), shares in zip(_MIN_SHARES.items(), zip(*rounds, strict=True), strict=True):
+        low, share, high = statistics.quantiles(shares, n=4)
+        report.require(share >= least, f"{name}: {share:.1%} ({low:.1%} to {high:.1%}), at least {least:.0%}")
+    python = statistics.median(line["step"]["parts"]["python"] for line in lines[1 :: len(SHAPES)])
+    report.require(python <= _MAX_PYTHON_MS, f"{python:.2f} ms outside native operations with 32 sequences")
 
 
-def _profile(path: Path) -> list[dict]:
-    """Return the steps of `lmi profile`: one sequence, 32 sequences, a chunk. Times are in milliseconds."""
-    done = run_python("-m", "container", "profile", _PROPERTIES, "--json", str(path))
+def _measure(lab: Lab) -> list[dict[str, Any]]:
+    environ = launch.environment()
+    loaded = loader.load(REPO_ROOT / _PROPERTIES, environ, lenient=False)
+    config = resolve(loaded.config, lab.model, detect(environ)).config
+    paths = RuntimePaths(lab.folder)
+    paths.engine_config.write_text(config.to_json(), encoding="utf-8")
+    environment = launch.engine_environment(environ, config, paths)
+    module = "tests.verify.steps_beside_limits"
+    arguments = (str(paths.engine_config), str(lab.folder), str(_NUM_ROUNDS))
+    done = run_python("-m", module, *arguments, environment=environment)
     assert done.returncode == 0, done.stderr
-    steps: list[dict] = json.loads(path.read_text(encoding="utf-8"))["steps"]
-    return steps
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def _shares(model: Path, steps: list[dict], limits: Limits) -> tuple[float, ...]:
-    """Return the shares in the order of `_MIN_SHARES`."""
-    one, many, chunk = steps
+def _shares(model: Path, lines: list[dict[str, Any]]) -> tuple[float, ...]:
+    """Return the shares of one round in the order of `_MIN_SHARES`."""
+    one, many, chunk = (line["step"] for line in lines)
+    peaks = [line["limits"]["fp32_gflops"] * 1e6 for line in lines]  # per millisecond
+    bandwidth = lines[0]["limits"]["read_gbs"] * 1e6
     matrices = read_matrices(model)
     assert matrices is not None
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
@@ -71,12 +81,11 @@ def _shares(model: Path, steps: list[dict], limits: Limits) -> tuple[float, ...]
     chunk_products = 2 * matrices.layer_weights * tokens * (layers - 1) / layers
     chunk_attention = 4 * config["hidden_size"] * tokens * (tokens + 1) / 2 * (layers - 1)
     num_bytes = 2 * matrices.layer_weights + matrices.head_weights
-    peak, bandwidth = limits.fp32_gflops * 1e6, limits.read_gbs * 1e6  # per millisecond
     return (
-        products / many["parts"]["linear"] / peak,
-        (products + head) / many["total"] / peak,
-        chunk_products / chunk["parts"]["linear"] / peak,
-        (chunk_products + chunk_attention) / chunk["total"] / peak,
+        products / many["parts"]["linear"] / peaks[1],
+        (products + head) / many["total"] / peaks[1],
+        chunk_products / chunk["parts"]["linear"] / peaks[2],
+        (chunk_products + chunk_attention) / chunk["total"] / peaks[2],
         num_bytes / one["total"] / bandwidth,
     )
 
