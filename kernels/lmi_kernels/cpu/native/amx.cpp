@@ -55,7 +55,7 @@ void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, W
 void multiply_pairs_panel_amx(const Linear& op, int64_t row) {
   const unsigned int saved_csr = _mm_getcsr();
   _mm_setcsr(saved_csr | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
-  PairTiles::tile<1, 1, true>(op, row, 0, {kAheadBytes, PairTiles::kStepBytes});
+  PairTiles::tile<1, 1>(op, row, 0, {});
   _mm_setcsr(saved_csr);
 }
 

@@ -45,6 +45,12 @@ struct Run {
   double* seconds;  // [kNumKinds], accumulated; or null
 };
 
+// The weight of the first linear layer from operation `i` on, or null.
+const Weight* weight_from(const Run& run, int64_t i) {
+  while (i < run.num_ops && run.ops[i].kind != kLinear) ++i;
+  return i < run.num_ops ? static_cast<const Linear*>(run.ops[i].what)->weight : nullptr;
+}
+
 void run(void* argument, Worker& worker) {
   using Clock = std::chrono::steady_clock;
   const Run& run = *static_cast<Run*>(argument);
@@ -55,6 +61,7 @@ void run(void* argument, Worker& worker) {
   if (timed) before = Clock::now();
   for (int64_t i = 0; i < run.num_ops; ++i) {
     const Op& op = run.ops[i];
+    worker.next_weight = op.kind == kLinear ? weight_from(run, i + 1) : nullptr;
     active_kernels->by_kind[op.kind](op.what, op.at_places ? at_places : *run.step, worker);
     worker.barrier();
     if (timed) {

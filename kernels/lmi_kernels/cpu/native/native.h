@@ -116,9 +116,17 @@ class Worker {
   // (guided self-scheduling, Polychronopoulos and Kuck 1987), so that all workers finish together even if one is
   // interrupted. Returns an empty range when nothing is left.
   Range claim(int64_t total, int64_t min_size = 1);
+  // Take this worker's share of the first half of [0, total). Unlike claims, it is known in advance. Either all workers
+  // call this before they claim the rest, or none does. May be empty only if nothing is left.
+  Range take_share(int64_t total);
+  // That share. Empty if there are fewer pieces than twice the workers.
+  Range share(int64_t total) const;
   // Let the claims of this worker restart at 0 for other work, without waiting for pieces that others still do. All
   // workers call it when the pieces of the same total are claimed.
-  void next() { first_ += total_; }
+  void next() {
+    first_ += total_ - shared_;
+    shared_ = 0;
+  }
   // Wait until all workers reach the barrier. Claims then restart at 0.
   void barrier();
   // Memory of this worker for one panel of up to kMaxCopied input features in fp32.
@@ -126,11 +134,14 @@ class Worker {
   // Write a heartbeat. `claim` does so too.
   void show_alive();
 
+  const Weight* next_weight = nullptr;  // of the next linear layer; null if unknown
+
  private:
   Team& team_;
   int index_;
   int64_t first_ = 0;  // claims of the team before this work, since the last barrier
   int64_t total_ = 0;
+  int64_t shared_ = 0;  // pieces that are not claimed, but taken as shares
 };
 
 }  // namespace lmi

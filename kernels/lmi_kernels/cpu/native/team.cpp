@@ -96,11 +96,21 @@ void Worker::show_alive() {
   *static_cast<volatile double*>(team_.alive_at_) = std::chrono::duration<double>(now).count();
 }
 
+Range Worker::share(int64_t total) const {
+  const int64_t size = total / (2 * count());
+  return {size * index_, size * (index_ + 1)};
+}
+
+Range Worker::take_share(int64_t total) {
+  shared_ = total / (2 * count()) * count();
+  return shared_ ? share(total) : claim(total);
+}
+
 Range Worker::claim(int64_t total, int64_t min_size) {
   show_alive();
   total_ = total;
   std::atomic<int64_t>& claimed = team_.claimed_;
-  const int64_t end = first_ + total;
+  const int64_t offset = shared_ - first_, end = total - offset;
   int64_t start = claimed.load(std::memory_order_relaxed), stop;
   do {
     if (start >= end) return {total, total};
@@ -108,12 +118,12 @@ Range Worker::claim(int64_t total, int64_t min_size) {
     stop = start + (share > min_size ? share : min_size);
     if (stop > end) stop = end;
   } while (!claimed.compare_exchange_weak(start, stop, std::memory_order_relaxed));
-  return {start - first_, stop - first_};
+  return {start + offset, stop + offset};
 }
 
 void Worker::barrier() {
   Team& team = team_;
-  first_ = 0;
+  first_ = shared_ = 0;
   if (team.threads_.empty()) {
     team.claimed_.store(0, std::memory_order_relaxed);
     return;
