@@ -43,7 +43,7 @@ void multiply_pairs_amx(const Linear& op, int64_t first_row, int64_t num_rows, W
   const unsigned int saved_csr = _mm_getcsr();
   _mm_setcsr(saved_csr | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
   if (num_rows <= PairTiles::kRows) {
-    multiply<PairTiles>(op, first_row, num_rows, worker);
+    multiply_few<PairTiles>(op, first_row, num_rows, worker);
   } else {
     split_rows(op, first_row, num_rows, worker);
     worker.barrier();
