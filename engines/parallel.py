@@ -6,8 +6,10 @@ Both send plans, which are bytes, over UNIX sockets.
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
+from multiprocessing import reduction
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,11 @@ class Communicator:
         out: [all rows, columns.size], contiguous, of the same dtype, is overwritten.
         """
         out.copy_(rows[:, columns.start : columns.stop])
+
+    def share(self, num_bytes: int) -> list[torch.Tensor]:
+        """Return memory of each rank that all ranks read and write, [num_bytes], uint8, at first 0. All ranks call this
+        together."""
+        return [torch.zeros(num_bytes, dtype=torch.uint8)]
 
     def send_plan(self, plan: bytes) -> None:
         """Send rank 0's plan to all other ranks."""
@@ -130,6 +137,21 @@ class MpiCommunicator(Communicator):
             [int(count) * columns.size * size for count in ranges[:, 2]],
         )
         self._comm.Alltoallv([*sent, MPI.BYTE], [*received, MPI.BYTE])
+
+    def share(self, num_bytes: int) -> list[torch.Tensor]:
+        # Not in /dev/shm, which is small in containers.
+        part = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self.rank == 0:
+            file = os.memfd_create("lmi-ranks")
+            os.truncate(file, part * self.world_size)
+            for connection in self._plans:
+                reduction.send_handle(connection, file, None)
+        else:
+            file = reduction.recv_handle(self._plans[0])
+        memory = mmap.mmap(file, part * self.world_size)
+        os.close(file)
+        parts = torch.frombuffer(memory, dtype=torch.uint8).view(self.world_size, part)
+        return [each[:num_bytes] for each in parts]
 
     def send_plan(self, plan: bytes) -> None:
         for connection in self._plans:

@@ -1,4 +1,4 @@
-"""All-reduce and gather over ranks. While a model is recorded, they are recorded between the native operations.
+"""All-reduce and gather over ranks. In a recorded model, the all-reduce is a native operation.
 
 As in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), the first linear layer of a pair is sharded by output
 features and the second by input features, so one all-reduce per pair is enough.
@@ -15,7 +15,7 @@ from lmi_kernels.cpu import Rows
 def all_reduce(tensor: torch.Tensor, comm: Communicator) -> torch.Tensor:
     """Return the sum of all ranks' tensors, [num_rows, width], on every rank. `tensor` may be overwritten."""
     if isinstance(tensor, Rows) and comm.world_size > 1:
-        return tensor.recorder.call_python(tensor, comm.all_reduce)
+        return tensor.recorder.all_reduce(tensor, comm)
     return comm.all_reduce(tensor)
 
 

@@ -54,6 +54,15 @@ def main() -> None:
         comm.exchange_columns(matrix[own_rows.start : own_rows.stop], own, part)
         found[f"exchanged {dtype}"] = torch.equal(part, matrix[:, own.start : own.stop])
 
+    for size in (64, 5000):  # smaller and larger than a page
+        parts = comm.share(size)
+        before = [int(part.max()) for part in parts]
+        comm.all_reduce_min(0)
+        parts[comm.rank][:] = comm.rank + 1
+        comm.all_reduce_min(0)
+        found[f"shared {size}"] = [before, [part.unique().tolist() for part in parts]]
+        found[f"shared {size} sizes"] = [part.numel() for part in parts]
+
     found["all_reduce_max"] = [comm.all_reduce_max(0), comm.all_reduce_max(comm.rank)]
     found["all_reduce_min"] = comm.all_reduce_min(100 - comm.rank)
 

@@ -120,6 +120,11 @@ def test_mpi_ranks_communicate(degree: int, tmp_path: Path) -> None:
             "gathered 1": True if rank == 0 else None,
             "exchanged torch.float32": True,
             "exchanged torch.bfloat16": True,
+            **{
+                f"shared {size}": [[0] * degree, [[rank + 1] for rank in range(degree)]]
+                for size in (64, 5000)
+            },
+            **{f"shared {size} sizes": [size] * degree for size in (64, 5000)},
             "all_reduce_max": [0, degree - 1],
             "all_reduce_min": 100 - (degree - 1),
             "plans": [True] * 8,

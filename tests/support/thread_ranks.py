@@ -6,8 +6,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
+
+from lmi_kernels.cpu import Step, library, team
+from lmi_kernels.cpu.team import Program, Team
 
 T = TypeVar("T")
 
@@ -20,6 +24,20 @@ class _Exchange:
     def __init__(self, world_size: int) -> None:
         self.barrier = threading.Barrier(world_size, timeout=_TIMEOUT_S)
         self.values: list[Any] = [None] * world_size
+
+
+class _TeamOfEachRank(Team):
+    """A team for all ranks. In one team, a rank's program would wait for the program of another rank, which waits for
+    the team."""
+
+    def __init__(self, native: library.Library, num_threads: int) -> None:
+        super().__init__(native, num_threads)
+        self._of_rank = threading.local()
+
+    def run(self, program: Program, step: Step) -> None:
+        if not hasattr(self._of_rank, "team"):
+            self._of_rank.team = Team(self.library, 1)
+        self._of_rank.team.run(program, step)
 
 
 class ThreadCommunicator:
@@ -45,6 +63,9 @@ class ThreadCommunicator:
 
     def exchange_columns(self, rows: torch.Tensor, columns: Any, out: torch.Tensor) -> None:
         out.copy_(torch.cat(self._exchange(rows.clone()))[:, columns.start : columns.stop])
+
+    def share(self, num_bytes: int) -> list[torch.Tensor]:
+        return self._exchange(torch.zeros(num_bytes, dtype=torch.uint8))
 
     def send_plan(self, plan: bytes) -> None:
         self._exchange(plan)
@@ -84,7 +105,10 @@ def run_ranks(world_size: int, function: Callable[[ThreadCommunicator], T]) -> l
             exchange.barrier.abort()
             raise
 
-    with ThreadPoolExecutor(world_size) as pool:
+    shared = team.shared_team()
+    if world_size > 1 and shared is not None:
+        shared = _TeamOfEachRank(shared.library, shared.num_threads)
+    with patch.object(team, "_team", shared), ThreadPoolExecutor(world_size) as pool:
         futures = [pool.submit(run, rank) for rank in range(world_size)]
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):

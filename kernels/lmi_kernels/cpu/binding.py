@@ -6,16 +6,17 @@ any more.
 
 from __future__ import annotations
 
+import ctypes
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lmi_kernels.cpu import structs
-from lmi_kernels.cpu.recorder import Node, NotRecorded, PythonFunction, Recorder, Rows
-from lmi_kernels.cpu.structs import Epilogue, Struct
+from lmi_kernels.cpu.recorder import Node, NotRecorded, Ranks, Recorder, Rows
+from lmi_kernels.cpu.structs import Epilogue
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import padded
 
@@ -25,81 +26,64 @@ _OVERWRITING = (structs.Norm, structs.Add, structs.Elementwise)
 
 
 def bind(recorder: Recorder, result: Rows) -> Recording:
-    """Make a `Recording` from the recorded operations.
+    """Make a `Recording` from the recorded operations. All ranks that the model sums over call this together.
 
     Raises:
         NotRecorded: an operation changes rows in place that are read again later.
     """
     nodes = _fuse_sums(recorder.nodes)
-    buffers = _assign_buffers(nodes, result, recorder.max_rows)
-    parts: list[Program | tuple[PythonFunction, BoundRows]] = []
-    operations: list[Struct] = []
-    at_places: list[bool] = []
-    keep_alive: list[object] = []
-    shared: dict[str, torch.Tensor] = {}
+    ranks = next((node.ranks for node in nodes if node.ranks is not None), None)
+    arrivals = [] if ranks is None else ranks.share(structs.ARRIVALS_BYTES)
+    buffers = _assign_buffers(nodes, result, recorder.max_rows, ranks)
+    scratch: dict[str, torch.Tensor] = {}
     for node in nodes:
         for name, (size, dtype) in node.scratch.items():
-            if name not in shared or shared[name].numel() < size:
-                shared[name] = torch.empty(size, dtype=dtype)
+            if name not in scratch or scratch[name].numel() < size:
+                scratch[name] = torch.empty(size, dtype=dtype)
+    keep_alive: list[object] = [recorder.nodes, arrivals, buffers, scratch]
+    operations = []
     for node in nodes:
-        if node.python_function is not None:
-            rows = BoundRows(buffers[id(node.output)], node.output.at_places)
-            parts += [Program(operations, keep_alive, at_places), (node.python_function, rows)]
-            operations, keep_alive, at_places = [], [], []
-            continue
-        operations.append(_bind_node(node, buffers, shared))
-        at_places.append(node.output.at_places)
-        keep_alive += [*node.keep_alive, buffers[id(node.output)], *(shared[name] for name in node.scratch)]
-    parts.append(Program(operations, keep_alive, at_places))
-    results = BoundRows(buffers[id(result)][:, : result.width], result.at_places)
-    return Recording(recorder.team, parts, results, recorder.ending)
-
-
-@dataclass(frozen=True, slots=True)
-class BoundRows:
-    """Rows in a buffer."""
-
-    buffer: torch.Tensor
-    """[max_rows, width]"""
-    at_places: bool
-    """Whether these are the rows at the step's places, or all rows."""
-
-    def of(self, step: structs.Step) -> torch.Tensor:
-        return self.buffer[: step.num_places if self.at_places else step.num_rows]
+        arrays: dict[str, Any] = {}
+        if node.ranks is not None:
+            of_ranks = buffers[id(node.operands["x"])].of_ranks
+            arrays = {"x_of_ranks": _pointers(of_ranks), "arrivals": _pointers(arrivals)}
+            keep_alive.append(arrays)
+        addresses = {name: ctypes.addressof(array) for name, array in arrays.items()}
+        operations.append(node.struct(**node.fields, **_addresses(node, buffers, scratch), **addresses))
+    program = Program(operations, keep_alive, [node.output.at_places for node in nodes])
+    results = buffers[id(result)].own[:, : result.width]
+    return Recording(recorder.team, program, results, result.at_places, recorder.ending)
 
 
 class Recording:
-    """Programs of native operations, and the Python functions between them."""
+    """A program of native operations."""
 
     def __init__(
         self,
         team: Team,
-        parts: Sequence[Program | tuple[PythonFunction, BoundRows]],
-        results: BoundRows,
-        ending: PythonFunction | None,
+        program: Program,
+        results: torch.Tensor,
+        at_places: bool,
+        ending: Callable[[torch.Tensor], Any] | None,
     ) -> None:
+        """at_places: whether the results are the rows at the step's places, or all rows."""
         self._team = team
-        self._parts = parts
+        self._program = program
+        self._at_places = at_places
         self._ending = ending
-        self._results = results
-        self.buffer = results.buffer
+        self.buffer = results
         """[max_rows, width]: buffer with the results of the last run in its first rows."""
 
     def run(self, step: structs.Step) -> Any:
         """Compute a step. Return its rows of `buffer`, or what the recorder's `ending` returns for them."""
-        for part in self._parts:
-            if isinstance(part, Program):
-                self._team.run(part, step)
-            else:
-                function, rows = part
-                function(rows.of(step))
-        found = self._results.of(step)
+        self._team.run(self._program, step)
+        found = self.buffer[: step.num_places if self._at_places else step.num_rows]
         return found if self._ending is None else self._ending(found)
 
 
 def _fuse_sums(nodes: Sequence[Node]) -> list[Node]:
-    """Fuse sums into linear layers: the layer accumulates into the other operand, if nothing else reads that operand
-    between the layer and the sum, or later."""
+    """Fuse sums into linear layers and all-reduces: they accumulate into the other operand, if nothing else reads that
+    operand after them."""
     users = _users(nodes)
     makers = {id(node.output): index for index, node in enumerate(nodes)}
     fused: set[int] = set()
@@ -109,35 +93,69 @@ def _fuse_sums(nodes: Sequence[Node]) -> list[Node]:
         first, second = node.operands["x"], node.operands["other"]
         for product, other in ((first, second), (second, first)):
             maker = makers.get(id(product), -1)
-            linear = nodes[maker]
             if (
                 maker >= 0
-                and linear.struct is structs.Linear
-                and linear.fields["epilogue"] is Epilogue.STORE
                 and users[id(product)] == [index]
                 and makers.get(id(other), _NEVER) < maker
                 and all(user < maker or user == index for user in users[id(other)])
+                and _accumulate(nodes[maker], other)
             ):
-                linear.fields["epilogue"] = Epilogue.ACCUMULATE
-                linear.operands["y"], linear.in_place, linear.output = other, "y", node.output
+                nodes[maker].output = node.output
                 fused.add(index)
                 break
     return [node for index, node in enumerate(nodes) if index not in fused]
 
 
-def _assign_buffers(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[int, torch.Tensor]:
-    """Return a buffer, [max_rows, width and padding], for each node's output, by the output's id. Outputs with disjoint
-    lifetimes share a buffer."""
+def _accumulate(node: Node, other: Rows) -> bool:
+    """Let an operation add its results to `other`, in place. Returns False if it cannot."""
+    if node.struct is structs.Linear and node.fields["epilogue"] is Epilogue.STORE:
+        node.fields["epilogue"] = Epilogue.ACCUMULATE
+        node.in_place = "y"
+    elif node.struct is structs.AllReduce and not node.in_place:
+        node.in_place = "other"
+    else:
+        return False
+    node.operands[node.in_place] = other
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    own: torch.Tensor
+    """[max_rows, width and padding]"""
+    of_ranks: list[torch.Tensor]
+    """The same buffer of each rank, if the ranks share it."""
+
+
+def _new_buffer(max_rows: int, stride: int, ranks: Ranks | None) -> _Buffer:
+    if ranks is not None:
+        size = max_rows * stride * torch.float32.itemsize
+        shared = [memory.view(torch.float32).view(max_rows, stride) for memory in ranks.share(size)]
+        shared[ranks.rank].fill_(0.0)
+        return _Buffer(shared[ranks.rank], shared)
+    # Written once, because memory counts only then: the largest step that is measured does not write all rows.
+    return _Buffer(torch.full((max_rows, stride), 0.0), [])
+
+
+def _assign_buffers(
+    nodes: Sequence[Node], result: Rows, max_rows: int, ranks: Ranks | None
+) -> dict[int, _Buffer]:
+    """Return a buffer for each node's output, by the output's id. Outputs with disjoint lifetimes share a buffer."""
     users = _users(nodes)
     users[id(result)].append(_NEVER)
-    free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-    buffers: dict[int, torch.Tensor] = {}
+    read_by_ranks = _read_by_ranks(nodes)
+    free: defaultdict[tuple[int, bool], list[_Buffer]] = defaultdict(list)
+    buffers: dict[int, _Buffer] = {}
+
+    def kind(rows: Rows) -> tuple[int, bool]:
+        # Results have no padding, because callers read them as tensors.
+        return rows.width if rows is result else padded(rows.width), id(rows) in read_by_ranks
 
     def release(node: Node, index: int) -> None:
         last = {id(rows): rows for rows in node.operands.values() if users[id(rows)][-1] == index}
         for rows in last.values():
             if rows is not node.operands.get(node.in_place):
-                free[_stride(rows.width, rows is result)].append(buffers[id(rows)])
+                free[kind(rows)].append(buffers[id(rows)])
 
     for index, node in enumerate(nodes):
         overwrites = node.struct in _OVERWRITING
@@ -149,18 +167,25 @@ def _assign_buffers(nodes: Sequence[Node], result: Rows, max_rows: int) -> dict[
                 raise NotRecorded("rows that are read again after they were changed in place")
             buffers[id(node.output)] = buffers[id(overwritten)]
         else:
-            stride = _stride(node.output.width, node.output is result)
-            unused = free[stride]
-            # Written once, because memory counts only then: the largest step that is measured does not write all rows.
-            buffers[id(node.output)] = unused.pop() if unused else torch.full((max_rows, stride), 0.0)
+            stride, is_shared = kind(node.output)
+            unused = free[stride, is_shared]
+            buffers[id(node.output)] = (
+                unused.pop() if unused else _new_buffer(max_rows, stride, ranks if is_shared else None)
+            )
         if not overwrites:
             release(node, index)
     return buffers
 
 
-def _stride(width: int, is_result: bool) -> int:
-    """Return the stride of rows. Results have no padding, because callers read them as tensors."""
-    return width if is_result else padded(width)
+def _read_by_ranks(nodes: Sequence[Node]) -> set[int]:
+    """Return the ids of the rows that other ranks read."""
+    found: set[int] = set()
+    for node in reversed(nodes):
+        if node.ranks is not None:
+            found.add(id(node.operands["x"]))
+        if node.in_place and id(node.output) in found:
+            found.add(id(node.operands[node.in_place]))
+    return found
 
 
 def _users(nodes: Sequence[Node]) -> defaultdict[int, list[int]]:
@@ -173,15 +198,16 @@ def _users(nodes: Sequence[Node]) -> defaultdict[int, list[int]]:
     return users
 
 
-def _bind_node(node: Node, buffers: dict[int, torch.Tensor], shared: dict[str, torch.Tensor]) -> Struct:
-    if node.struct is None:
-        raise ValueError("a call of a Python function is not a native operation")
+def _addresses(node: Node, buffers: dict[int, _Buffer], scratch: dict[str, torch.Tensor]) -> dict[str, int]:
+    """Return addresses and strides of the operation's rows, and addresses of its scratch, by the struct's field."""
     names = {each[0] for each in node.struct._fields_}
-    rows_by_field = {**node.operands, "y": node.output}
-    values = dict(node.fields)
-    for name, rows in rows_by_field.items():
-        if name in names:
-            buffer = buffers[id(rows)]
-            values |= {name: buffer.data_ptr(), f"{name}_stride": buffer.stride(0)}
-    values |= {name: shared[name].data_ptr() for name in node.scratch}
-    return node.struct(**values)
+    values: dict[str, int] = {}
+    for name, rows in {**node.operands, "y": node.output}.items():
+        buffer = buffers[id(rows)].own
+        found = {name: buffer.data_ptr(), f"{name}_stride": buffer.stride(0)}
+        values |= {field: value for field, value in found.items() if field in names}
+    return values | {name: scratch[name].data_ptr() for name in node.scratch}
+
+
+def _pointers(places: Sequence[torch.Tensor]) -> ctypes.Array[Any]:
+    return (ctypes.c_void_p * len(places))(*[place.data_ptr() for place in places])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,16 +17,23 @@ from lmi_kernels.cpu.structs import Function, Struct, address
 from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight, padded
 
-PythonFunction = Callable[[torch.Tensor], Any]
-"""Python function that changes rows in place, between two native operations."""
-
-
 _OF_ALL_ROWS = (structs.Gather, structs.RopeAndStore, structs.Attention)
 """Operations that read the step by row number."""
 
 
 class NotRecorded(Exception):
     """A model needs an operation that has no native implementation."""
+
+
+class Ranks(Protocol):
+    """The ranks that a recorded model sums over; `engines.parallel.Communicator` is one."""
+
+    rank: int
+    world_size: int
+
+    def share(self, num_bytes: int) -> list[torch.Tensor]:
+        """Return memory of each rank that all ranks read and write, [num_bytes], uint8, at first 0. All ranks call
+        this together."""
 
 
 class Rows(torch.Tensor):
@@ -76,9 +83,9 @@ class Rows(torch.Tensor):
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A native operation, or a Python function if `struct` is None."""
+    """A native operation."""
 
-    struct: type[Struct] | None
+    struct: type[Struct]
     operands: dict[str, Rows]
     """Operands by the struct's address field. The field for the stride is `<field>_stride`."""
     output: Rows
@@ -88,7 +95,8 @@ class Node:
     scratch: dict[str, tuple[int, torch.dtype]] = field(default_factory=dict)
     """Size and dtype of scratch buffers, by the struct's field."""
     keep_alive: list[object] = field(default_factory=list)
-    python_function: PythonFunction | None = None
+    ranks: Ranks | None = None
+    """Ranks that read operand `x`, so it must be in memory that they share."""
 
 
 class Recorder:
@@ -99,7 +107,7 @@ class Recorder:
         self.team = team
         self.max_rows = max_rows
         self.nodes: list[Node] = []
-        self.ending: PythonFunction | None = None
+        self.ending: Callable[[torch.Tensor], Any] | None = None
         """Function that turns the result rows into the return value of `Recording.run`."""
         self.ids = Rows.make(self, 1)
         """The step's token ids."""
@@ -251,13 +259,14 @@ class Recorder:
             structs.Attention, {"q": qkv}, width, fields, scratch=scratch, keep_alive=[cache, rules]
         )
 
-    def call_python(self, x: Rows, function: PythonFunction) -> Rows:
-        """Record a call of `function`, which changes rows, [num_rows, width and padding], in place."""
-        return self._record(None, {"x": x}, x.width, {}, in_place="x", python_function=function)
+    def all_reduce(self, x: Rows, ranks: Ranks) -> Rows:
+        """Record the sum of all ranks' rows, in the order of ranks."""
+        fields = {"rank": ranks.rank, "num_ranks": ranks.world_size, "width": x.width}
+        return self._record(structs.AllReduce, {"x": x}, x.width, fields, ranks=ranks)
 
     def _record(
         self,
-        struct: type[Struct] | None,
+        struct: type[Struct],
         operands: dict[str, Rows],
         width: int,
         fields: dict[str, Any],

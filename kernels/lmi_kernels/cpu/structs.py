@@ -40,6 +40,7 @@ class OpKind(IntEnum):
     CHOOSE = 10
     LOGPROBS = 11
     GREEDY_HEAD = 12
+    ALL_REDUCE = 13
 
 
 class Epilogue(IntEnum):
@@ -253,5 +254,17 @@ class GreedyHead(Struct):
     )
 
 
+class AllReduce(Struct):
+    KIND = OpKind.ALL_REDUCE
+    _fields_ = (
+        *_pointers("x_of_ranks", "other", "y"),
+        *_int64s("x_stride", "other_stride", "y_stride", "width"),
+        *_pointers("arrivals"),
+        *_int32s("rank", "num_ranks"),
+    )
+
+
+ARRIVALS_BYTES = 64
+"""Size of `Arrivals`."""
 SECONDS = c_double * len(OpKind)
 """Array in which `lmi_run` adds up the seconds of each kind of operation."""

@@ -21,7 +21,7 @@ from lmi_kernels.cpu import shared_team
 from lmi_kernels.cpu.binding import Recording, bind
 from lmi_kernels.cpu.recorder import NotRecorded, Recorder, Rows
 from lmi_kernels.cpu.structs import OpKind, Step
-from lmi_kernels.cpu.team import Program, Team
+from lmi_kernels.cpu.team import Team
 from lmi_kernels.cpu.weight import NativeWeight
 from lmi_kernels.linear.linear import LinearWeight
 from tests.support.seeds import fresh_generator
@@ -64,12 +64,7 @@ def model(team: Team) -> _Model:
 
 
 def _kinds(recording: Recording) -> list[OpKind]:
-    return [
-        OpKind(op.kind)
-        for part in recording._parts
-        if isinstance(part, Program)
-        for op in part.ops[: part.num_ops]
-    ]
+    return [OpKind(op.kind) for op in recording._program.ops]
 
 
 def test_recorded_operations_equal_those_on_tensors(model: _Model) -> None:
@@ -133,14 +128,7 @@ def test_a_stream_that_is_read_later_is_not_overwritten(model: _Model) -> None:
 
 
 def _num_buffers(recording: Recording) -> int:
-    buffers = {
-        part.data_ptr()
-        for program in recording._parts
-        if isinstance(program, Program)
-        for part in program._keep_alive[1]
-        if isinstance(part, torch.Tensor) and len(part) == _MAX_ROWS
-    }
-    return len(buffers)
+    return len({op.y for op in recording._program._keep_alive[0]})
 
 
 def test_layers_share_buffers(model: _Model) -> None:
@@ -201,33 +189,26 @@ def test_layer_norm_without_a_bias(model: _Model, count: int) -> None:
     torch.testing.assert_close(found.double(), first + last, rtol=1e-5, atol=1e-5)
 
 
-def test_python_calls_run_between_native_operations(model: _Model) -> None:
-    def double(rows: torch.Tensor) -> None:
-        rows *= 2
-
-    stream = model.recorder.call_python(model.embedded(), double)
+def test_the_ending_gets_the_rows_of_the_step(model: _Model) -> None:
     model.recorder.ending = lambda rows: rows.sum()
-    found = model.run(stream + stream, 6)
-    assert float(found) == pytest.approx(
-        float(4 * model.table[model.ids[:6]].double().sum()), rel=1e-4, abs=1e-3
-    )
+    found = model.run(model.embedded(), 6)
+    assert float(found) == pytest.approx(float(model.table[model.ids[:6]].double().sum()), rel=1e-4, abs=1e-3)
 
 
 def test_selected_rows_are_computed_to_the_end(model: _Model) -> None:
-    seen: list[int] = []
     weight, places = model.normal(_WIDTH, _WIDTH), torch.tensor([6, 0, 4], dtype=torch.int32)
     stream = model.embedded()
-    branch = model.recorder.call_python(activate(stream, "relu"), lambda rows: seen.append(len(rows)))
+    branch = activate(stream, "relu")
     residual = stream[model.recorder.places]
     product = linear(branch[model.recorder.places], model.native(weight))
-    total = model.recorder.call_python(product + residual, lambda rows: seen.append(len(rows)))
+    total = product + residual
+    assert isinstance(total, Rows)
     recording = bind(model.recorder, total)
     assert _kinds(recording).count(OpKind.ADD) == 0
     step = Step(num_rows=7, ids=model.ids.data_ptr(), places=places.data_ptr(), num_places=len(places))
     found = recording.run(step)
     x = model.table[model.ids[places]]
     torch.testing.assert_close(found, x + x.relu() @ weight.T, rtol=1e-4, atol=1e-4)
-    assert seen == [7, 3]
 
 
 def test_selected_rows_are_not_mixed_with_all_rows(model: _Model) -> None:

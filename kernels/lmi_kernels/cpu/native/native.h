@@ -7,6 +7,7 @@
 // in a row does not depend on the number of rows or workers, so a row's results are bit-identical in any batch.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -104,6 +105,11 @@ struct Range {
   int64_t stop;
 };
 
+// Number of meetings that a rank has come to. In memory that the processes of all ranks share.
+struct alignas(64) Arrivals {
+  std::atomic<uint64_t> count;
+};
+
 class Team;
 
 // One thread of a team, within an operation.
@@ -129,6 +135,8 @@ class Worker {
   }
   // Wait until all workers reach the barrier. Claims then restart at 0.
   void barrier();
+  // Wait until all workers of all ranks meet. arrivals: [num_ranks].
+  void meet(Arrivals* const* arrivals, int rank, int num_ranks);
   // Memory of this worker for one panel of up to kMaxCopied input features in fp32.
   float* panel_copy() const;
   // Write a heartbeat. `claim` does so too.

@@ -20,7 +20,8 @@ enum OpKind : int32_t {
   kChoose = 10,
   kLogprobs = 11,
   kGreedyHead = 12,
-  kNumKinds = 13,
+  kAllReduce = 13,
+  kNumKinds = 14,
 };
 
 // An operation of a program.
@@ -273,6 +274,20 @@ struct GreedyHead {
 
 // Floats of scratch for each worker and row: the products of a panel, a limit, a segment, the best product, and a mark.
 constexpr int64_t kSearchFloats = kPanel + 6;
+
+// y = the sum of all ranks' rows, in the order of ranks, plus `other`; y may alias other.
+struct AllReduce {
+  const float* const* x_of_ranks;  // [num_ranks]: rows of each rank, in shared memory
+  const float* other;              // rows of this rank, or null
+  float* y;
+  int64_t x_stride;
+  int64_t other_stride;
+  int64_t y_stride;
+  int64_t width;
+  Arrivals* const* arrivals;  // [num_ranks], in shared memory
+  int32_t rank;
+  int32_t num_ranks;
+};
 
 constexpr int64_t kSlack = 64;  // floats after a row of scratch, for whole-vector accesses
 

@@ -138,4 +138,18 @@ void Worker::barrier() {
   spin_until([&team, phase] { return team.phase_.load(std::memory_order_acquire) != phase; });
 }
 
+void Worker::meet(Arrivals* const* arrivals, int rank, int num_ranks) {
+  barrier();
+  if (index_ == 0) {
+    const uint64_t count = arrivals[rank]->count.load(std::memory_order_relaxed) + 1;
+    arrivals[rank]->count.store(count, std::memory_order_release);
+    for (int other = 0; other < num_ranks; ++other)
+      spin_until([&] {
+        show_alive();
+        return arrivals[other]->count.load(std::memory_order_acquire) >= count;
+      });
+  }
+  barrier();
+}
+
 }  // namespace lmi
