@@ -17,7 +17,7 @@ from container.measure.bench.options import count_option
 from container.measure.output import Table, json_option, publish
 from container.models import files as model_files
 from container.progress import view_for
-from container.run import launch
+from container.run import launch, mpi
 from container.run.launch import RuntimePaths
 from container.run.processes import bound
 from container.run.runtime_folder import runtime_folder
@@ -38,8 +38,8 @@ def profile(path: str, sequences: int, context: int, repeats: int, json_path: Pa
     """Show where the time of a step goes, by part.
 
     Measures decode steps of one and of many sequences, and a chunk of a prompt. PATH is a serving.properties file of
-    engine=MPI or a folder that contains one. The model is loaded on one rank on this machine's CPU; no server is
-    started. Stop other programs while it runs: they distort the results.
+    engine=MPI or a folder that contains one. The model is loaded on this machine's CPU; no server is started. With
+    several ranks, the times are rank 0's. Stop other programs while it runs: they distort the results.
     """
     config, capacity = _engine_config(path, sequences)
     context = min(context, config.model.max_model_len)
@@ -54,23 +54,25 @@ def profile(path: str, sequences: int, context: int, repeats: int, json_path: Pa
     weights = config.model.quantize if config.model.quantize != "none" else config.model.dtype
     title = (
         f"milliseconds per step, median of {repeats}; context {context}; CPU kernels: {kernels},"
-        f" {config.parallel.threads_per_rank} thread(s), weights {weights}"
+        f" {config.parallel.tp_size} rank(s) with {config.parallel.threads_per_rank} thread(s), weights {weights}"
     )
     header = ("part", "one sequence", f"{sequences} sequences", f"chunk of {chunk}")
     notes = ["python: time outside native operations, including preparing the step."]
+    if config.parallel.tp_size > 1:
+        notes.append("all_reduce and python include waiting for the other ranks.")
     publish([Table(title, header, tuple(rows))], notes, {"kernels": kernels, "steps": steps}, json_path)
 
 
 def _engine_config(path: str, sequences: int) -> tuple[MpiEngineConfig, int | None]:
-    """Resolve the engine's configuration for one rank, and its KV cache's capacity in tokens.
+    """Resolve the engine's configuration for one copy of the model, and its KV cache's capacity in tokens.
 
     Raises CannotServe unless it is engine=MPI on a CPU.
     """
     environ = launch.environment()
     loaded = loader.load(Path(path), environ, lenient=False)
     model_path = model_files.obtain(loaded.config.source, view_for(sys.stderr))
-    one_rank = dataclasses.replace(loaded.config.options, tensor_parallel_degree=1, data_parallel_size=1)
-    resolved = resolve(dataclasses.replace(loaded.config, options=one_rank), model_path, detect(environ))
+    one_copy = dataclasses.replace(loaded.config.options, data_parallel_size=1)
+    resolved = resolve(dataclasses.replace(loaded.config, options=one_copy), model_path, detect(environ))
     config = resolved.config
     if not isinstance(config, MpiEngineConfig):
         raise CannotServe("engine=Python cannot be profiled; set engine=MPI")
@@ -104,7 +106,11 @@ def _run(config: MpiEngineConfig, shapes: list[tuple[int, int, int]], repeats: i
             *(sys.executable, "-P", "-m", "engines.mpi.runner.profile", "--config", str(paths.engine_config)),
             *("--shapes", " ".join(",".join(map(str, shape)) for shape in shapes), "--repeats", str(repeats)),
         ]
-        environment = launch.engine_environment(launch.environment(), config, paths)
+        environ = launch.environment()
+        environment = launch.engine_environment(environ, config, paths)
+        if config.parallel.tp_size > 1:
+            mpirun = mpi.mpirun_for(environ)
+            command, environment = launch.on_ranks(mpirun, config.parallel.tp_size, command, environment)
         done = subprocess.run(bound(command), env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise click.ClickException("the engine failed; its error is above")

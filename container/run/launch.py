@@ -183,6 +183,14 @@ def mpirun_command(mpirun: MpiRun, ranks: int, as_root: bool, command: list[str]
     ]
 
 
+def on_ranks(
+    mpirun: MpiRun, ranks: int, command: list[str], environ: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs `command` as ranks, and its environment."""
+    as_root = os.geteuid() == 0
+    return mpirun_command(mpirun, ranks, as_root, command), mpi_environment(environ, mpirun.loopback)
+
+
 def engine_environment(base: Mapping[str, str], config: EngineConfig, paths: RuntimePaths) -> dict[str, str]:
     """Return the environment of the engine. mpirun passes its own environment on to the ranks."""
     parallel = config.parallel

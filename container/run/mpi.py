@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import hashlib
 import os
 import re
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from container.errors import UserError
-from container.run.launch import MpiRun
+from container.run.launch import MpiRun, cache_dir
 from container.run.own_session import run_in_own_session
 from lmi_server.values.show import one_line
 
@@ -24,6 +25,15 @@ _VERSION = re.compile(r"\(Open MPI\) (\d+)\.")
 
 class NoMpiRun(UserError):
     """There is no usable mpirun. The message lists what was tried."""
+
+
+def mpirun_for(environ: Mapping[str, str]) -> MpiRun:
+    """Return the mpirun that starts ranks, with the library that keeps its ports off the network if it can be used.
+
+    Raises: NoMpiRun.
+    """
+    library = loopback_library(cache_dir(environ), environ)
+    return dataclasses.replace(find_mpirun(environ), loopback=library)
 
 
 def find_mpirun(environ: Mapping[str, str], seconds: float = 10.0) -> MpiRun:

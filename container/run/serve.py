@@ -316,9 +316,7 @@ class _Run:
         command = launch.engine_command(config.engine, paths)
         env = launch.engine_environment(self.environ, config, paths)
         if mpirun is not None:
-            ranks, as_root = config.parallel.tp_size, os.geteuid() == 0
-            command = launch.mpirun_command(mpirun, ranks, as_root, command)
-            env = launch.mpi_environment(env, mpirun.loopback)
+            command, env = launch.on_ranks(mpirun, config.parallel.tp_size, command, env)
         name = "engine" if mpirun or config.engine != "MPI" else "engine rank 0"
         name = name if self.copies == 1 else f"copy {number}"
         # On SIGTERM, which systemd sends to every process, mpirun would kill the ranks.
@@ -332,15 +330,15 @@ class _Run:
         """Return the mpirun that starts several ranks; None for one rank. Raises NoMpiRun."""
         if self.config.parallel.tp_size == 1 or self.config.engine != "MPI":
             return None
-        cache = launch.cache_dir(self.environ)
-        library = mpi.loopback_library(cache, self.environ)
-        if library is None:
+        mpirun = mpi.mpirun_for(self.environ)
+        if mpirun.loopback is None:
+            cache = launch.cache_dir(self.environ)
             self.view.say(
                 "note: mpirun listens on all network interfaces, because the library that prevents it could not be"
                 f" compiled or cannot be loaded (needs a C compiler and a cache, {cache}, that is writable, is not"
                 " mounted noexec, and has no space or colon in its path)"
             )
-        return dataclasses.replace(mpi.find_mpirun(self.environ), loopback=library)
+        return mpirun
 
     def _start_formatter(self) -> Helper:
         paths = self.paths.formatter

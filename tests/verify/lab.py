@@ -25,7 +25,7 @@ clients differing_parameters s3_serve scheduler_properties schedules kv_waste pr
 scheduler_cost sampling batch_invariance kernels_without_gpu architectures asynchronous_scheduling gpu_results
 instruction_sets random_examples slow_clients comparison_errors s3_speed quantization sanitizers tokenizers
 transformers_backend image tuning several_models endpoint simulation other_clients real_comparisons report_page
-cold_loading cpu_limits
+cold_loading cpu_limits ranks_speed
 """
 NAMES = _NAMES.split()
 """Modules of the checks of docs/verify.md, in the order of their numbers."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from engines.config import MpiEngineConfig
 from engines.mpi.runner.profile import Shape, profile
+from engines.parallel import Communicator
 from tests.bench.limits import combined, measure
 
 SHAPES = (Shape(1, 1, 160), Shape(32, 1, 160), Shape(1, 256, 256))
@@ -23,7 +24,7 @@ _REPEATS = 5
 def main(config: str, folder: str, rounds: str) -> None:
     before = measure(Path(folder), tries=1)
     engine = MpiEngineConfig.from_json(Path(config).read_text(encoding="utf-8"))
-    for step in profile(engine, list(SHAPES) * int(rounds), _REPEATS):
+    for step in profile(engine, Communicator(), list(SHAPES) * int(rounds), _REPEATS):
         after = measure(Path(folder), tries=1)
         limits = combined((before, after), max)
         assert limits is not None

@@ -1,4 +1,4 @@
-"""`python -m engines.mpi.runner.profile`: the time of steps by part, on one rank. Used by `lmi profile`."""
+"""`python -m engines.mpi.runner.profile`: the time of steps by part, on every rank. Used by `lmi profile`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from engines.core import SamplingParams
 from engines.mpi.runner.loading import load_model
 from engines.mpi.runner.step_runner import StepRunner
 from engines.mpi.scheduler.step_plan import WANT_LARGEST_ONLY, WANT_LOGITS, StepPlan
-from engines.parallel import Communicator
+from engines.parallel import Communicator, make_communicator
 from engines.sampling.batch import SamplingRow
 from engines.sampling.sampler import Sampler
 from engines.stopwatch import Stopwatch
@@ -44,14 +45,17 @@ class Profile:
     total: float
     """Total time: layout, model, and greedy sampling."""
     parts: dict[str, float]
-    """Time by part: native operations by kind; `python` is the rest."""
+    """Time by part: native operations by kind; `python` is the rest. `all_reduce` and, after the head, `python` include
+    waiting for other ranks."""
 
 
-def profile(config: MpiEngineConfig, shapes: list[Shape], repeats: int) -> Iterator[Profile]:
-    """Load the model on one rank and time steps of these shapes."""
+def profile(
+    config: MpiEngineConfig, comm: Communicator, shapes: list[Shape], repeats: int
+) -> Iterator[Profile]:
+    """Load the model and time steps of these shapes. All ranks call this together."""
     set_num_threads(config.parallel.threads_per_rank)
     stopwatch = Stopwatch(time.perf_counter)
-    model = load_model(config, Communicator(), torch.device("cpu"), stopwatch)
+    model = load_model(config, comm, torch.device("cpu"), stopwatch)
     sampler = Sampler(model.config.vocab_size, torch.device("cpu"))
     for shape in shapes:
         plan = _plan(shape, config.cache.block_size)
@@ -97,7 +101,7 @@ def _plan(shape: Shape, block_size: int) -> StepPlan:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print one line of JSON for each shape."""
+    """Print one line of JSON for each shape, on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="MpiEngineConfig as JSON")
     parser.add_argument("--shapes", required=True, help="num_seqs,query_len,kv_len, separated by blanks")
@@ -105,8 +109,15 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     config = MpiEngineConfig.from_json(arguments.config.read_text(encoding="utf-8"))
     shapes = [Shape(*map(int, shape.split(","))) for shape in arguments.shapes.split()]
-    for found in profile(config, shapes, arguments.repeats):
-        print(json.dumps(asdict(found)), flush=True)
+    comm = make_communicator(config.parallel.tp_size, torch.device("cpu"), arguments.config.parent)
+    try:
+        for found in profile(config, comm, shapes, arguments.repeats):
+            if comm.rank == 0:
+                print(json.dumps(asdict(found)), flush=True)
+    except Exception:
+        traceback.print_exc()
+        comm.abort()  # the other ranks wait for this one
+    comm.close()
     return 0
 
 

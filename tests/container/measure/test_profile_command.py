@@ -67,7 +67,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[MpiEngineConfig, Sha
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_the_kv_cache_holds_is_measured_on_one_rank_with_all_threads(
+def test_what_the_kv_cache_holds_is_measured_with_all_cores(
     ranks: int, properties: Path, measured: list[tuple[MpiEngineConfig, Shapes]]
 ) -> None:
     with properties.open("a") as file:
@@ -78,7 +78,7 @@ def test_what_the_kv_cache_holds_is_measured_on_one_rank_with_all_threads(
     assert result.exit_code == 0, result.output
     ((config, shapes),) = measured
     assert shapes == [(1, 1, 256), (4, 1, 256), (1, 256, 256)]
-    assert (config.parallel.tp_size, config.parallel.threads_per_rank) == (1, 2)
+    assert (config.parallel.tp_size, config.parallel.threads_per_rank) == (ranks, 2 // ranks)
 
 
 @pytest.mark.usefixtures("measured")
