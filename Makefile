@@ -58,7 +58,7 @@ endif
 		echo "$(PYTHON) is too old; Python 3.11 or later is required, set PYTHON=path" >&2; exit 1; }
 	@echo "installing into $(VENV) (torch for $(TORCH)); the first time takes a few minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@rm -f $(VENV)/.installed-*
+	@rm -f $(VENV)/.installed-* kernels/lmi_kernels/cpu/_native*.so
 	$(PIP) install --quiet --constraint constraints.txt setuptools
 	$(MAKE) --no-print-directory install-torch-$(TORCH)
 	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.$(EXTRAS)'

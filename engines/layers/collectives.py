@@ -1,4 +1,4 @@
-"""All-reduce and gather over ranks. In a recorded model, the all-reduce is a native operation.
+"""All-reduce and gather over ranks. In a recorded model, both are native operations.
 
 As in Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), the first linear layer of a pair is sharded by output
 features and the second by input features, so one all-reduce per pair is enough.
@@ -22,9 +22,8 @@ def all_reduce(tensor: torch.Tensor, comm: Communicator) -> torch.Tensor:
 def gather_columns(tensor: torch.Tensor, widths: list[int], comm: Communicator) -> torch.Tensor | None:
     """Concatenate the ranks' tensors, [num_rows, widths[rank]], by columns on rank 0. Return None on other ranks.
 
-    In a recorded model this must be the last operation.
+    In a recorded model, the result on other ranks has a width of 0.
     """
     if isinstance(tensor, Rows):
-        tensor.recorder.ending = lambda rows: comm.gather_columns(rows, widths)
-        return tensor
+        return tensor if comm.world_size == 1 else tensor.recorder.gather_columns(tensor, widths, comm)
     return comm.gather_columns(tensor, widths)

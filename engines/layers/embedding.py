@@ -65,10 +65,17 @@ class VocabParallelHead:
     def largest(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Find each row's largest logit in each rank's shard.
 
-        Returns: [num_rows, 2 * ranks] on rank 0, with the logit and its token id of each rank; None on other ranks.
+        Returns: [num_rows, 2 * ranks] on rank 0, with the logit and its token id of each rank; None on other ranks. See
+            `lmi_kernels.greedy_head`.
         """
-        first_id = self._shard(self.comm.rank).start
-        found = lmi_kernels.greedy_head(hidden, self.weight, self.logit_bounds, first_id, self.softcap)
+        found = lmi_kernels.greedy_head(
+            hidden,
+            self.weight,
+            self.logit_bounds,
+            first_id=self._shard(self.comm.rank).start,
+            softcap=self.softcap,
+            ranks=self.comm if self.comm.world_size > 1 else None,
+        )
         return gather_columns(found, [2] * self.comm.world_size, self.comm)
 
     def _shard(self, rank: int) -> Shard:

@@ -133,7 +133,7 @@ def _record_head(
 ) -> Recording:
     """Record final norm and head for the rows of `hidden`, [max_rows, hidden], at the step's places.
 
-    A run returns what `head` returns for these rows: a tensor on rank 0 and None on other ranks. The next run
+    A run returns what `head` returns for these rows on rank 0, on other ranks a tensor without columns. The next run
     overwrites it.
 
     Raises:
@@ -147,8 +147,8 @@ def _record_head(
 
 
 def _run_head(head: Recording, places: torch.Tensor) -> torch.Tensor | None:
-    result: torch.Tensor | None = head.run(Step(num_places=len(places), places=places.data_ptr()))
-    return result
+    result = head.run(Step(num_places=len(places), places=places.data_ptr()))
+    return result if result.shape[1] else None
 
 
 def _rows(tensor: torch.Tensor) -> Rows:

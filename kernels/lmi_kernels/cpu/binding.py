@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,40 +45,31 @@ def bind(recorder: Recorder, result: Rows) -> Recording:
     for node in nodes:
         arrays: dict[str, Any] = {}
         if node.ranks is not None:
-            of_ranks = buffers[id(node.operands["x"])].of_ranks
-            arrays = {"x_of_ranks": _pointers(of_ranks), "arrivals": _pointers(arrivals)}
+            of_ranks = buffers[id(node.shared_rows)].of_ranks
+            arrays = {f"{node.shared}_of_ranks": _pointers(of_ranks), "arrivals": _pointers(arrivals)}
             keep_alive.append(arrays)
         addresses = {name: ctypes.addressof(array) for name, array in arrays.items()}
         operations.append(node.struct(**node.fields, **_addresses(node, buffers, scratch), **addresses))
     program = Program(operations, keep_alive, [node.output.at_places for node in nodes])
     results = buffers[id(result)].own[:, : result.width]
-    return Recording(recorder.team, program, results, result.at_places, recorder.ending)
+    return Recording(recorder.team, program, results, result.at_places)
 
 
 class Recording:
     """A program of native operations."""
 
-    def __init__(
-        self,
-        team: Team,
-        program: Program,
-        results: torch.Tensor,
-        at_places: bool,
-        ending: Callable[[torch.Tensor], Any] | None,
-    ) -> None:
+    def __init__(self, team: Team, program: Program, results: torch.Tensor, at_places: bool) -> None:
         """at_places: whether the results are the rows at the step's places, or all rows."""
         self._team = team
         self._program = program
         self._at_places = at_places
-        self._ending = ending
         self.buffer = results
         """[max_rows, width]: buffer with the results of the last run in its first rows."""
 
-    def run(self, step: structs.Step) -> Any:
-        """Compute a step. Return its rows of `buffer`, or what the recorder's `ending` returns for them."""
+    def run(self, step: structs.Step) -> torch.Tensor:
+        """Compute a step. Return its rows of `buffer`."""
         self._team.run(self._program, step)
-        found = self.buffer[: step.num_places if self._at_places else step.num_rows]
-        return found if self._ending is None else self._ending(found)
+        return self.buffer[: step.num_places if self._at_places else step.num_rows]
 
 
 def _fuse_sums(nodes: Sequence[Node]) -> list[Node]:
@@ -143,13 +134,15 @@ def _assign_buffers(
     """Return a buffer for each node's output, by the output's id. Outputs with disjoint lifetimes share a buffer."""
     users = _users(nodes)
     users[id(result)].append(_NEVER)
-    read_by_ranks = _read_by_ranks(nodes)
+    shared_widths = _shared_widths(nodes)
     free: defaultdict[tuple[int, bool], list[_Buffer]] = defaultdict(list)
     buffers: dict[int, _Buffer] = {}
 
     def kind(rows: Rows) -> tuple[int, bool]:
+        if (width := shared_widths.get(id(rows))) is not None:
+            return padded(width), True
         # Results have no padding, because callers read them as tensors.
-        return rows.width if rows is result else padded(rows.width), id(rows) in read_by_ranks
+        return rows.width if rows is result else padded(rows.width), False
 
     def release(node: Node, index: int) -> None:
         last = {id(rows): rows for rows in node.operands.values() if users[id(rows)][-1] == index}
@@ -177,15 +170,16 @@ def _assign_buffers(
     return buffers
 
 
-def _read_by_ranks(nodes: Sequence[Node]) -> set[int]:
-    """Return the ids of the rows that other ranks read."""
-    found: set[int] = set()
+def _shared_widths(nodes: Sequence[Node]) -> dict[int, int]:
+    """Return the largest width on any rank of the rows that other ranks read, by the id of the rows."""
+    widths: dict[int, int] = {}
     for node in reversed(nodes):
         if node.ranks is not None:
-            found.add(id(node.operands["x"]))
-        if node.in_place and id(node.output) in found:
-            found.add(id(node.operands[node.in_place]))
-    return found
+            rows = id(node.shared_rows)
+            widths[rows] = max(node.shared_width, widths.get(rows, 0))
+        if node.in_place and id(node.output) in widths:
+            widths[id(node.operands[node.in_place])] = widths[id(node.output)]
+    return widths
 
 
 def _users(nodes: Sequence[Node]) -> defaultdict[int, list[int]]:

@@ -96,7 +96,15 @@ class Node:
     """Size and dtype of scratch buffers, by the struct's field."""
     keep_alive: list[object] = field(default_factory=list)
     ranks: Ranks | None = None
-    """Ranks that read operand `x`, so it must be in memory that they share."""
+    """Ranks that compute this operation together; None: this rank does alone."""
+    shared: str = "x"
+    """Key of the operand that all these ranks read, or `y`, the output. It must be in memory that they share."""
+    shared_width: int = 0
+    """The largest width that these rows have on any of the ranks."""
+
+    @property
+    def shared_rows(self) -> Rows:
+        return self.output if self.shared == "y" else self.operands[self.shared]
 
 
 class Recorder:
@@ -107,8 +115,6 @@ class Recorder:
         self.team = team
         self.max_rows = max_rows
         self.nodes: list[Node] = []
-        self.ending: Callable[[torch.Tensor], Any] | None = None
-        """Function that turns the result rows into the return value of `Recording.run`."""
         self.ids = Rows.make(self, 1)
         """The step's token ids."""
         self.positions = Rows.make(self, 1)
@@ -200,7 +206,13 @@ class Recorder:
         return self._record(structs.Experts, operands, hidden, fields, scratch=scratch, keep_alive=keep_alive)
 
     def greedy_head(
-        self, x: Rows, weight: NativeWeight, bounds: LogitBounds, first_column: int, softcap: float
+        self,
+        x: Rows,
+        weight: NativeWeight,
+        bounds: LogitBounds,
+        first_column: int,
+        softcap: float,
+        ranks: Ranks | None,
     ) -> Rows:
         """Record the search for the largest product of each row; see `lmi_kernels.greedy_head`."""
         max_rows, pause = padded(self.max_rows), torch.zeros(1, dtype=torch.int32)
@@ -217,8 +229,19 @@ class Recorder:
             "max_exact_share": bounds.max_exact_share,
             "pause": pause.data_ptr(),
         }
-        keep_alive = [weight, bounds, pause]
-        return self._record(structs.GreedyHead, {"x": x}, 2, fields, scratch=scratch, keep_alive=keep_alive)
+        if ranks is not None:
+            fields |= {"rank": ranks.rank, "num_ranks": ranks.world_size}
+        return self._record(
+            structs.GreedyHead,
+            {"x": x},
+            2,
+            fields,
+            scratch=scratch,
+            keep_alive=[weight, bounds, pause],
+            ranks=ranks,
+            shared="y",
+            shared_width=2,
+        )
 
     def rope_and_store(
         self,
@@ -262,7 +285,26 @@ class Recorder:
     def all_reduce(self, x: Rows, ranks: Ranks) -> Rows:
         """Record the sum of all ranks' rows, in the order of ranks."""
         fields = {"rank": ranks.rank, "num_ranks": ranks.world_size, "width": x.width}
-        return self._record(structs.AllReduce, {"x": x}, x.width, fields, ranks=ranks)
+        return self._record(structs.AllReduce, {"x": x}, x.width, fields, ranks=ranks, shared_width=x.width)
+
+    def gather_columns(self, x: Rows, widths: Sequence[int], ranks: Ranks) -> Rows:
+        """Record the concatenation of all ranks' rows on rank 0. On other ranks, the width of the result is 0."""
+        first_columns = torch.tensor([0, *widths]).cumsum(0)
+        fields = {
+            "first_columns": first_columns.data_ptr(),
+            "rank": ranks.rank,
+            "num_ranks": ranks.world_size,
+        }
+        width = 0 if ranks.rank else sum(widths)
+        return self._record(
+            structs.GatherColumns,
+            {"x": x},
+            width,
+            fields,
+            keep_alive=[first_columns],
+            ranks=ranks,
+            shared_width=max(widths),
+        )
 
     def _record(
         self,

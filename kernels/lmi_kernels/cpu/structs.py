@@ -41,6 +41,7 @@ class OpKind(IntEnum):
     LOGPROBS = 11
     GREEDY_HEAD = 12
     ALL_REDUCE = 13
+    GATHER_COLUMNS = 14
 
 
 class Epilogue(IntEnum):
@@ -251,6 +252,8 @@ class GreedyHead(Struct):
         *_int64s("first_column", "max_rows"),
         *_floats("softcap", "max_exact_share"),
         *_pointers("pause", "integers", "row_scales", "row_norms", "bounds", "products"),
+        *_pointers("y_of_ranks", "arrivals"),
+        *_int32s("rank", "num_ranks"),
     )
 
 
@@ -259,6 +262,16 @@ class AllReduce(Struct):
     _fields_ = (
         *_pointers("x_of_ranks", "other", "y"),
         *_int64s("x_stride", "other_stride", "y_stride", "width"),
+        *_pointers("arrivals"),
+        *_int32s("rank", "num_ranks"),
+    )
+
+
+class GatherColumns(Struct):
+    KIND = OpKind.GATHER_COLUMNS
+    _fields_ = (
+        *_pointers("x_of_ranks", "first_columns", "y"),
+        *_int64s("x_stride", "y_stride"),
         *_pointers("arrivals"),
         *_int32s("rank", "num_ranks"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lmi_kernels.cpu.logit_bounds import LogitBounds
-from lmi_kernels.cpu.recorder import Rows
+from lmi_kernels.cpu.recorder import Ranks, Rows
 from lmi_kernels.cpu.structs import Storage
 from lmi_kernels.cpu.team import shared_team
 from lmi_kernels.elementwise.scale import softcap as cap_logits
@@ -31,6 +31,7 @@ def greedy_head(
     bounds: LogitBounds | None,
     first_id: int = 0,
     softcap: float | None = None,
+    ranks: Ranks | None = None,
 ) -> torch.Tensor:
     """Find the largest logit of each row. Of equal logits, the one with the lowest id counts.
 
@@ -42,13 +43,15 @@ def greedy_head(
         weight: [num_ids, hidden], with its ids starting at `first_id`.
         bounds: made from the weight; required in a recorded program.
         softcap: logits become softcap * tanh(logit / softcap); None: they do not.
+        ranks: ranks that have other ids, and call this together.
 
-    Returns: [num_rows, 2], fp32: the logit and its id; NaN and 0 if the largest logit is not finite.
+    Returns: [num_rows, 2], fp32: the logit and its id; NaN and 0 if the largest logit is not finite. In a recorded
+        program with several ranks, -infinity and 0 if another rank's logit is known to be larger.
     """
     if isinstance(x, Rows):
         if weight.native is None or bounds is None:
             raise ValueError("a recorded greedy_head needs a native weight and its bounds")
-        return x.recorder.greedy_head(x, weight.native, bounds, first_id, softcap or 0.0)
+        return x.recorder.greedy_head(x, weight.native, bounds, first_id, softcap or 0.0, ranks)
     logits = linear(x, weight).float()
     if softcap is not None:
         logits = cap_logits(logits, softcap)

@@ -189,12 +189,6 @@ def test_layer_norm_without_a_bias(model: _Model, count: int) -> None:
     torch.testing.assert_close(found.double(), first + last, rtol=1e-5, atol=1e-5)
 
 
-def test_the_ending_gets_the_rows_of_the_step(model: _Model) -> None:
-    model.recorder.ending = lambda rows: rows.sum()
-    found = model.run(model.embedded(), 6)
-    assert float(found) == pytest.approx(float(model.table[model.ids[:6]].double().sum()), rel=1e-4, abs=1e-3)
-
-
 def test_selected_rows_are_computed_to_the_end(model: _Model) -> None:
     weight, places = model.normal(_WIDTH, _WIDTH), torch.tensor([6, 0, 4], dtype=torch.int32)
     stream = model.embedded()

@@ -93,7 +93,7 @@ EXPORT int64_t lmi_struct_sizes() {
   return sizeof(KvLayer) + sizeof(Sequence) + sizeof(Step) + sizeof(Layout) + sizeof(Op) + sizeof(Embed) +
          sizeof(Gather) + sizeof(Norm) + sizeof(Add) + sizeof(Elementwise) + sizeof(Linear) + sizeof(RopeAndStore) +
          sizeof(Attention) + sizeof(Experts) + sizeof(Truncate) + sizeof(Choose) + sizeof(Logprobs) +
-         sizeof(GreedyHead) + sizeof(AllReduce);
+         sizeof(GreedyHead) + sizeof(AllReduce) + sizeof(GatherColumns);
 }
 
 // Start a team of threads. Returns null if the system refuses a thread or its memory.

@@ -135,7 +135,7 @@ class Worker {
   }
   // Wait until all workers reach the barrier. Claims then restart at 0.
   void barrier();
-  // Wait until all workers of all ranks meet. arrivals: [num_ranks].
+  // Wait until all workers of all ranks meet. arrivals: [num_ranks]. Claims then restart at 0.
   void meet(Arrivals* const* arrivals, int rank, int num_ranks);
   // Memory of this worker for one panel of up to kMaxCopied input features in fp32.
   float* panel_copy() const;

@@ -21,7 +21,8 @@ enum OpKind : int32_t {
   kLogprobs = 11,
   kGreedyHead = 12,
   kAllReduce = 13,
-  kNumKinds = 14,
+  kGatherColumns = 14,
+  kNumKinds = 15,
 };
 
 // An operation of a program.
@@ -251,6 +252,9 @@ struct Logprobs {
 // quantization, |x w - x' w'| <= |x - x'| |w'| + |x| |w - w'| (Cauchy-Schwarz).
 //
 // If bounds leave too much, as with random weights, all products are computed, also in the next calls.
+//
+// With several ranks, which have other columns, a product is computed only if it may be the largest of all ranks. If
+// none may, y is -infinity.
 struct GreedyHead {
   const float* x;
   float* y;  // [num_rows, 2]
@@ -270,6 +274,10 @@ struct GreedyHead {
   float* bounds;    // scratch: upper bounds of each segment of a panel, then lower bounds, [2, panels x 2, max_rows];
                     // or products, at least [max_rows, kPanel]
   float* products;  // scratch: [workers, max_rows, kSearchFloats]
+  const float* const* y_of_ranks;  // [num_ranks]: y of each rank, in shared memory; null for a single rank
+  Arrivals* const* arrivals;       // [num_ranks], in shared memory; null for a single rank
+  int32_t rank;
+  int32_t num_ranks;
 };
 
 // Floats of scratch for each worker and row: the products of a panel, a limit, a segment, the best product, and a mark.
@@ -284,6 +292,18 @@ struct AllReduce {
   int64_t other_stride;
   int64_t y_stride;
   int64_t width;
+  Arrivals* const* arrivals;  // [num_ranks], in shared memory
+  int32_t rank;
+  int32_t num_ranks;
+};
+
+// On rank 0, y = the rows of all ranks side by side. The other ranks write nothing.
+struct GatherColumns {
+  const float* const* x_of_ranks;  // [num_ranks]: rows of each rank, in shared memory
+  const int64_t* first_columns;    // [num_ranks + 1]: of each rank in y
+  float* y;
+  int64_t x_stride;
+  int64_t y_stride;
   Arrivals* const* arrivals;  // [num_ranks], in shared memory
   int32_t rank;
   int32_t num_ranks;

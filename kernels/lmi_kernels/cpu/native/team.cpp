@@ -140,7 +140,7 @@ void Worker::barrier() {
 
 void Worker::meet(Arrivals* const* arrivals, int rank, int num_ranks) {
   barrier();
-  if (index_ == 0) {
+  if (index_ == 0 && num_ranks > 1) {
     const uint64_t count = arrivals[rank]->count.load(std::memory_order_relaxed) + 1;
     arrivals[rank]->count.store(count, std::memory_order_release);
     for (int other = 0; other < num_ranks; ++other)
