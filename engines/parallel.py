@@ -1,7 +1,7 @@
 """Communication between ranks. Communicators are passed as arguments, never global.
 
 `Communicator` is a single rank. `MpiCommunicator` sends CPU tensors with MPI, `NcclCommunicator` GPU tensors with NCCL.
-Both send plans, which are bytes, over UNIX sockets.
+Both send plans, which are bytes, over UNIX sockets. Native CPU kernels need only memory that the ranks share.
 """
 
 from __future__ import annotations

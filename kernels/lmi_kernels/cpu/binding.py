@@ -1,7 +1,7 @@
 """Bind a recorded list of operations to buffers, and make programs that a team runs.
 
-A linear layer accumulates into the other operand of a sum if possible. A buffer is reused as soon as nothing reads it
-any more.
+A linear layer or an all-reduce accumulates into the other operand of a sum if possible. A buffer is reused as soon as
+nothing reads it any more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lmi_kernels.cpu import structs
-from lmi_kernels.cpu.recorder import Node, NotRecorded, Ranks, Recorder, Rows
+from lmi_kernels.cpu.recorder import Node, NotRecorded, Ranks, Recorder, Rows, Sharing
 from lmi_kernels.cpu.structs import Epilogue
 from lmi_kernels.cpu.team import Program, Team
 from lmi_kernels.cpu.weight import padded
@@ -26,13 +26,13 @@ _OVERWRITING = (structs.Norm, structs.Add, structs.Elementwise)
 
 
 def bind(recorder: Recorder, result: Rows) -> Recording:
-    """Make a `Recording` from the recorded operations. All ranks that the model sums over call this together.
+    """Make a `Recording` from the recorded operations. All ranks that share the model call this together.
 
     Raises:
         NotRecorded: an operation changes rows in place that are read again later.
     """
     nodes = _fuse_sums(recorder.nodes)
-    ranks = next((node.ranks for node in nodes if node.ranks is not None), None)
+    ranks = next((node.sharing.ranks for node in nodes if node.sharing is not None), None)
     arrivals = [] if ranks is None else ranks.share(structs.ARRIVALS_BYTES)
     buffers = _assign_buffers(nodes, result, recorder.max_rows, ranks)
     scratch: dict[str, torch.Tensor] = {}
@@ -43,13 +43,17 @@ def bind(recorder: Recorder, result: Rows) -> Recording:
     keep_alive: list[object] = [recorder.nodes, arrivals, buffers, scratch]
     operations = []
     for node in nodes:
-        arrays: dict[str, Any] = {}
-        if node.ranks is not None:
-            of_ranks = buffers[id(node.shared_rows)].of_ranks
-            arrays = {f"{node.shared}_of_ranks": _pointers(of_ranks), "arrivals": _pointers(arrivals)}
-            keep_alive.append(arrays)
-        addresses = {name: ctypes.addressof(array) for name, array in arrays.items()}
-        operations.append(node.struct(**node.fields, **_addresses(node, buffers, scratch), **addresses))
+        values = node.fields | _addresses(node, buffers, scratch)
+        if node.sharing is not None:
+            tables = _pointers(buffers[id(_shared_rows(node, node.sharing))].of_ranks), _pointers(arrivals)
+            keep_alive.append(tables)
+            values |= {
+                f"{node.sharing.rows}_of_ranks": ctypes.addressof(tables[0]),
+                "arrivals": ctypes.addressof(tables[1]),
+                "rank": node.sharing.ranks.rank,
+                "num_ranks": node.sharing.ranks.world_size,
+            }
+        operations.append(node.struct(**values))
     program = Program(operations, keep_alive, [node.output.at_places for node in nodes])
     results = buffers[id(result)].own[:, : result.width]
     return Recording(recorder.team, program, results, result.at_places)
@@ -174,12 +178,16 @@ def _shared_widths(nodes: Sequence[Node]) -> dict[int, int]:
     """Return the largest width on any rank of the rows that other ranks read, by the id of the rows."""
     widths: dict[int, int] = {}
     for node in reversed(nodes):
-        if node.ranks is not None:
-            rows = id(node.shared_rows)
-            widths[rows] = max(node.shared_width, widths.get(rows, 0))
+        if node.sharing is not None:
+            rows = id(_shared_rows(node, node.sharing))
+            widths[rows] = max(node.sharing.width, widths.get(rows, 0))
         if node.in_place and id(node.output) in widths:
             widths[id(node.operands[node.in_place])] = widths[id(node.output)]
     return widths
+
+
+def _shared_rows(node: Node, sharing: Sharing) -> Rows:
+    return node.operands.get(sharing.rows, node.output)
 
 
 def _users(nodes: Sequence[Node]) -> defaultdict[int, list[int]]:

@@ -26,7 +26,7 @@ class NotRecorded(Exception):
 
 
 class Ranks(Protocol):
-    """The ranks that a recorded model sums over; `engines.parallel.Communicator` is one."""
+    """The ranks that share a model. `engines.parallel.Communicator` is one of them."""
 
     rank: int
     world_size: int
@@ -81,6 +81,17 @@ class Rows(torch.Tensor):
         raise NotRecorded(f"torch's {func.__name__}")
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What ranks share that compute an operation together."""
+
+    ranks: Ranks
+    width: int
+    """The largest width that the shared rows have on any rank."""
+    rows: str = "x"
+    """Key of the operand that all ranks read, or `y`, the output."""
+
+
 @dataclass(eq=False, slots=True)
 class Node:
     """A native operation."""
@@ -95,16 +106,8 @@ class Node:
     scratch: dict[str, tuple[int, torch.dtype]] = field(default_factory=dict)
     """Size and dtype of scratch buffers, by the struct's field."""
     keep_alive: list[object] = field(default_factory=list)
-    ranks: Ranks | None = None
-    """Ranks that compute this operation together; None: this rank does alone."""
-    shared: str = "x"
-    """Key of the operand that all these ranks read, or `y`, the output. It must be in memory that they share."""
-    shared_width: int = 0
-    """The largest width that these rows have on any of the ranks."""
-
-    @property
-    def shared_rows(self) -> Rows:
-        return self.output if self.shared == "y" else self.operands[self.shared]
+    sharing: Sharing | None = None
+    """None: each rank computes the operation alone."""
 
 
 class Recorder:
@@ -229,19 +232,9 @@ class Recorder:
             "max_exact_share": bounds.max_exact_share,
             "pause": pause.data_ptr(),
         }
-        if ranks is not None:
-            fields |= {"rank": ranks.rank, "num_ranks": ranks.world_size}
-        return self._record(
-            structs.GreedyHead,
-            {"x": x},
-            2,
-            fields,
-            scratch=scratch,
-            keep_alive=[weight, bounds, pause],
-            ranks=ranks,
-            shared="y",
-            shared_width=2,
-        )
+        others = {"scratch": scratch, "keep_alive": [weight, bounds, pause]}
+        sharing = None if ranks is None else Sharing(ranks, 2, "y")
+        return self._record(structs.GreedyHead, {"x": x}, 2, fields, sharing=sharing, **others)
 
     def rope_and_store(
         self,
@@ -284,27 +277,16 @@ class Recorder:
 
     def all_reduce(self, x: Rows, ranks: Ranks) -> Rows:
         """Record the sum of all ranks' rows, in the order of ranks."""
-        fields = {"rank": ranks.rank, "num_ranks": ranks.world_size, "width": x.width}
-        return self._record(structs.AllReduce, {"x": x}, x.width, fields, ranks=ranks, shared_width=x.width)
+        sharing = Sharing(ranks, x.width)
+        return self._record(structs.AllReduce, {"x": x}, x.width, {"width": x.width}, sharing=sharing)
 
     def gather_columns(self, x: Rows, widths: Sequence[int], ranks: Ranks) -> Rows:
         """Record the concatenation of all ranks' rows on rank 0. On other ranks, the width of the result is 0."""
         first_columns = torch.tensor([0, *widths]).cumsum(0)
-        fields = {
-            "first_columns": first_columns.data_ptr(),
-            "rank": ranks.rank,
-            "num_ranks": ranks.world_size,
-        }
+        fields = {"first_columns": first_columns.data_ptr()}
         width = 0 if ranks.rank else sum(widths)
-        return self._record(
-            structs.GatherColumns,
-            {"x": x},
-            width,
-            fields,
-            keep_alive=[first_columns],
-            ranks=ranks,
-            shared_width=max(widths),
-        )
+        others = {"keep_alive": [first_columns], "sharing": Sharing(ranks, max(widths))}
+        return self._record(structs.GatherColumns, {"x": x}, width, fields, **others)
 
     def _record(
         self,
