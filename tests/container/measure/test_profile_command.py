@@ -1,4 +1,4 @@
-"""`lmi profile`: refusal of steps that do not fit into the KV cache, of engines and of GPUs. No engine is started."""
+"""`lmi profile`: steps of a tiny model on all its ranks, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from container.measure import profile_command
 from container.measure.output import Table
 from container.run.processes import bound
 from engines.config import MpiEngineConfig
+from lmi_kernels.cpu import shared_team
 from tests.container.explain.questions import KV_BYTES_PER_TOKEN, make_model
+from tests.support.tiny_models import save_llama
 
 _CAPACITY = 1024
 
@@ -129,3 +131,25 @@ def test_the_kernel_ends_the_engine_with_the_command(
     (command,) = commands
     place = command.index("engines.mpi.runner.profile")
     assert command[: place - 3] == bound([])
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("degree", [1, 2])
+def test_steps_are_measured_on_all_ranks(degree: int, tmp_path: Path) -> None:
+    if shared_team() is None:
+        pytest.skip("native kernels are not built")
+    save_llama(tmp_path)
+    file = tmp_path / "serving.properties"
+    text = f"engine=MPI\noption.model_id={tmp_path}\noption.tensor_parallel_degree={degree}\noption.kv_cache_gb=0.01\n"
+    file.write_text(text)
+    result = tmp_path / "result.json"
+    arguments = ["--sequences=3", "--context=20", "--repeats=3", f"--json={result}"]
+    done = CliRunner().invoke(main, ["profile", str(file), *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert f"{degree} rank(s)" in done.output
+    steps = json.loads(result.read_text())["steps"]
+    assert [step["shape"]["num_seqs"] for step in steps] == [1, 3, 1]
+    for step in steps:
+        parts = step["parts"]
+        assert 0 < parts["linear"] < step["total"]
+        assert (parts["all_reduce"] > 0) == (degree > 1)
