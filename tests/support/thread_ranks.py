@@ -27,17 +27,24 @@ class _Exchange:
 
 
 class _TeamOfEachRank(Team):
-    """A team for all ranks. In one team, a rank's program would wait for the program of another rank, which waits for
-    the team."""
+    """A team whose ranks have teams of their own, with their own scratch. In one team, a rank's program would wait for
+    the program of another rank, which waits for the team."""
 
     def __init__(self, native: library.Library, num_threads: int) -> None:
         super().__init__(native, num_threads)
         self._of_rank = threading.local()
 
     def run(self, program: Program, step: Step) -> None:
+        self._own().run(program, step)
+
+    def scratch(self, field: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return self._own().scratch(field, size, dtype)
+
+    def _own(self) -> Team:
         if not hasattr(self._of_rank, "team"):
             self._of_rank.team = Team(self.library, 1)
-        self._of_rank.team.run(program, step)
+        own: Team = self._of_rank.team
+        return own
 
 
 class ThreadCommunicator:
